@@ -193,9 +193,11 @@
 //! | `lost the rendezvous server` | `WARN` | `address`, `detail`, `is_final` | the connection is gone; with `is_final` it will not come back |
 //! | `reached the rendezvous server again` | `INFO` | `leader`, `address`, `seconds` | the connection is back after `seconds` |
 //! | `another server serves the run` | `INFO` | `leader`, `address` | this server has replaced the former one |
-//! | `the leader has ended: standing for election` | `INFO` | `leader`, its address | from this member's own server, without `rank` |
+//! | `the leader has ended or resigned: standing for election` | `INFO` | `leader`, `resigned` | from this member's own server, without `rank`; `leader`: the address of the former one; `resigned`: whether it has given up the lead itself |
 //! | `this member's server leads the run` | `INFO` | `address` | the server was elected |
 //! | `this member's server does not lead the run` | `INFO` | `leader`, `led` | `leader`: the server that leads, if it is known; `led`: whether this server led before |
+//! | `refused a connection` | `WARN` | `peer`: its address, `error` | from a server, without `rank`: the other side is no rank of epwire, has another token, or said nothing |
+//! | `the rendezvous server ends` | `ERROR` | `error` | from a server, without `rank`: it cannot continue |
 //! | `left the group` | `INFO` | | this member has called [`Group::leave`] |
 //!
 //! [`launch::spawn`] reports the processes that it starts, how each ended, restarts, and the signals that it sends. Its

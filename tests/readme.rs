@@ -2,6 +2,7 @@
 //! commands. Their Rust blocks are doctests of the crate. And the README can be read in ten minutes.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test panics where it fails")]
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -112,6 +113,34 @@ fn the_serving_loop_is_what_the_tests_of_steps_run_and_short() {
 fn the_table_of_variables_is_that_of_the_code() {
     let table = epwire::env::markdown_table();
     assert!(page!("launching").contains(&table), "put this into the guide's page on launching:\n{table}");
+}
+
+/// The texts of the events in this source, each the last argument of `tracing::LEVEL!`.
+fn events(source: &str) -> BTreeSet<String> {
+    let calls = source.split("tracing::").skip(1).filter_map(|call| call.split_once("!("));
+    let levels = ["error", "warn", "info", "debug"];
+    let called = calls.filter(|(level, _)| levels.contains(level));
+    let texts = called.map(|(_, arguments)| arguments.split('"').nth(1).expect("a text").to_owned());
+    texts.filter(|text| !text.starts_with('{')).collect()
+}
+
+#[test]
+fn the_table_of_events_is_what_members_and_servers_send() {
+    let sources = [
+        include_str!("../src/observe/membership.rs"),
+        include_str!("../src/rendezvous/driver/hub.rs"),
+        include_str!("../src/rendezvous/driver/server.rs"),
+        include_str!("../src/rendezvous/driver/told.rs"),
+    ];
+    let sent: BTreeSet<String> = sources.into_iter().flat_map(events).collect();
+    let membership = include_str!("../src/lib.rs").split_once("## Of the membership").expect("a section").1;
+    let table = membership.split_once("| message | level |").expect("a table").1;
+    let rows = table.lines().skip(2).map_while(|line| line.strip_prefix("//! | `"));
+    let listed: BTreeSet<String> = rows
+        .filter_map(|row| Some(row.split_once('`')?.0.to_owned()))
+        .filter(|text| !text.starts_with("rank 2")) // the words of `EPWIRE_LOG`
+        .collect();
+    assert_eq!(listed, sent);
 }
 
 #[test]

@@ -192,7 +192,7 @@ impl Desk {
                 turn = self.ledger.next(), if !self.ended => match turn {
                     Turn::Fail(_error) => {
                         #[cfg(feature = "tracing")]
-                        tracing::error!(%_error, "the rendezvous server ends");
+                        tracing::error!(error = %_error, "the rendezvous server ends");
                         return;
                     }
                     turn => self.turn(turn),
