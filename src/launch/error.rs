@@ -74,8 +74,8 @@ fn remedy(by: Source, claim: &str, missing: &str) -> String {
         }
         // The shell that Slurm has started has some of a rank's variables.
         Source::Slurm => format!(
-            ": start all ranks with srun; a program that starts its own ranks, from a batch script or an interactive \
-             shell, needs an empty variable: {claim}= program"
+            ": start all ranks with srun; or, if a batch script or an interactive shell runs a program that starts its \
+             own ranks, hide the variable from it: {claim}= program"
         ),
         launcher => format!(
             ", although {launcher} sets both; start all ranks with the same launcher, or set EPWIRE_RANK, EPWIRE_WORLD \
