@@ -26,10 +26,6 @@ static bool reduces(uint32_t kind) {
     return kind == EPW_ALL_REDUCE || kind == EPW_REDUCE || kind == EPW_REDUCE_SCATTER;
 }
 
-static bool has_root(uint32_t kind) {
-    return kind == EPW_BROADCAST || kind == EPW_REDUCE || kind == EPW_GATHER || kind == EPW_SCATTER;
-}
-
 static bool is_point(uint32_t kind) {
     return kind == EPW_SEND || kind == EPW_RECV;
 }
@@ -54,7 +50,7 @@ const char *epw_descriptor_text(const epw_descriptor *what, char *text) {
     char op[16] = "", root[24] = "";
     if (is_point(what->kind)) snprintf(root, sizeof root, " with tag %u", what->peer);
     if (reduces(what->kind)) snprintf(op, sizeof op, " (%s)", epw_op_name(what->op));
-    if (has_root(what->kind)) snprintf(root, sizeof root, " of root %u", what->peer);
+    if (epw_coll_has_root(what->kind)) snprintf(root, sizeof root, " of root %u", what->peer);
     if (what->kind == EPW_BARRIER) {
         snprintf(text, EPW_CALL_TEXT, "barrier");
     } else {
@@ -82,9 +78,9 @@ epw_descriptor epw_descriptor_of(const epw_coll *c, uint64_t pair_count) {
                             .type = (uint8_t)(c->kind == EPW_BARRIER ? 0 : c->type),
                             .op = (uint8_t)(reduces(c->kind) ? c->op : 0),
                             .uneven = uneven,
-                            .peer = point               ? c->tag
-                                    : has_root(c->kind) ? c->peer
-                                                        : 0,
+                            .peer = point                        ? c->tag
+                                    : epw_coll_has_root(c->kind) ? c->peer
+                                                                 : 0,
                             .count = c->kind == EPW_BARRIER ? 0
                                      : uneven               ? pair_count
                                      : c->rows > 1          ? c->rows * c->count
@@ -259,6 +255,7 @@ static epw_status check_barrier(const epw_comm *comm, const epw_coll *c) {
     const uint64_t *const arrays[] = {c->send_counts, c->send_offsets, c->recv_counts, c->recv_offsets};
     for (size_t i = 0; i < 4; i++)
         if (arrays[i] != NULL) return wrong(comm, c, "a barrier takes no counts and no offsets");
+    if (c->rows > 1) return wrong(comm, c, "a barrier takes no rows");
     return c->norm == NULL ? EPW_OK : wrong(comm, c, "a barrier takes no norm");
 }
 
@@ -277,7 +274,7 @@ static epw_status check_op(const epw_comm *comm, const epw_coll *c) {
     if (reduces(c->kind) && c->op > EPW_AVERAGE)
         return epw_fail(EPW_ERR_INVALID, where, "op is %u, must be one of EPW_SUM to EPW_AVERAGE, at most %d",
                         c->op, EPW_AVERAGE);
-    if ((has_root(c->kind) || is_point(c->kind)) && c->peer >= comm->layout.ranks)
+    if ((epw_coll_has_root(c->kind) || is_point(c->kind)) && c->peer >= comm->layout.ranks)
         return epw_fail(EPW_ERR_INVALID, where, "%s is %u, must be below %u",
                         is_point(c->kind) ? "peer" : "root", c->peer, comm->layout.ranks);
     if (is_point(c->kind) && c->tag > EPW_TAG_MAX)

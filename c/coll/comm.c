@@ -263,7 +263,6 @@ static void free_parts(epw_comm *comm) {
         comm->jobs = job->next;
         free(job);
     }
-    epw_heap_free(comm);
     free(comm->scratch);
     free(comm->rows);
     free(comm->of);
@@ -280,6 +279,7 @@ void epw_comm_destroy(epw_comm *comm) {
     }
     if (leave_gpu(comm, inherited)) epw_peers_destroy(&comm->peers);
     if (comm->of != NULL) free_parts(comm);
+    epw_heap_free(comm);
     if (!inherited) {
         pthread_mutex_destroy(&comm->heap_lock);
         pthread_mutex_destroy(&comm->lock);

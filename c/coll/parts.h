@@ -24,6 +24,7 @@
 
 #include "base/bits.h"
 #include "coll/layout.h"
+#include "coll/kinds.h"
 #include "coll/rules.h"
 #include "numerics/numerics.h"
 #include "numerics/sums.h"

@@ -1041,8 +1041,9 @@ EPW_API epw_status epw_dequantize_fp8(uint32_t payload, uint32_t dtype, uint64_t
  * Operations follow the rules of dispatch and combine: every wait is bounded, a peer that is silent for a
  * deadline is given up for the epoch, and the outcome names who is missing. The parts of `recv` that a
  * missing rank was to give are then unspecified; a reduction that lacks any rank has no result at all, and
- * all of `recv` is unspecified. The input survives if `recv` is not `send`, but not in place. Complete here
- * does not mean complete everywhere.
+ * all of `recv` is unspecified. The input survives if `recv` is not `send`, but not in place. A root that is
+ * no member counts as missing, and so does the other rank of a send or receive. Complete here does not mean
+ * complete everywhere.
  *
  * Reductions. Element i of the result is the fold of element i of all members in ascending rank order: 16-bit
  * floats in f32 and rounded once to nearest even, f32 and f64 in their own type, integers wrapping. The fold
@@ -1218,7 +1219,8 @@ EPW_API epw_status epw_comm_subset(epw_comm *comm, const epw_mask *mask, const e
  * sizes in the same order. If some are elsewhere, or a rank is missing, this is found on the GPU, and the
  * last kernel moves the bytes, with the same result after a longer time; epw_traffic counts the operations
  * where copies did. The copies of an operation must take less than the deadline. If a rank is missing or
- * calls differ, recv holds anything, also in the place of that rank.
+ * calls differ, recv holds anything, also in the place of that rank; and so do, in replays, places of ranks
+ * that are no members any more.
  *
  * In a graph, only memory of epw_comm_alloc is read so, by copies from fixed addresses: the window of a
  * member that such a graph was captured with stays mapped, and its memory allocated, until epw_comm_destroy,

@@ -148,18 +148,27 @@ __device__ __noinline__ inline Packet await_settled(Collective &c) {
     return {0, c.tag};
 }
 
+// Whether the rank has given this one up in this epoch.
+__device__ __forceinline__ bool has_dropped(const Collective &c, uint32_t rank) {
+    return epw_word_epoch(word_from(c, rank, EPW_WORD_DROPPED)) >= c.epoch;
+}
+
 // Waits for the calls of all ranks, and learns what they lend. Called by the whole block.
 __device__ __forceinline__ void learn_what_is_lent(Collective &c, Lent &l) {
     __syncthreads();
     for (uint32_t rank = threadIdx.x; rank < c.ranks; rank += blockDim.x) {
         const bool own = rank == c.rank;
         Packet lent = {c.args.lent, c.tag};
-        if (!takes_part(c, rank)) continue;
+        if (!has(c.active, rank)) continue;
         if (own && blockIdx.x != 0) lent = await_settled(c);
-        if (!own && !await_peer(c, rank, c.tag, [&] {
-                lent = packet_at(c, lent_at(c, rank));
-                return lent.tag == c.tag && look_at_call(c, rank) == Come::kYes;
-            })) {
+        if (!own && !(takes_part(c, rank) && await_peer(c, rank, c.tag, [&] {
+                          lent = packet_at(c, lent_at(c, rank));
+                          return lent.tag == c.tag && look_at_call(c, rank) == Come::kYes;
+                      }))) {
+            // If it has begun the operation without this rank, it has told the others that it lends nothing.
+            const bool dropped = has_dropped(c, rank);
+            lent = packet_at(c, lent_at(c, rank));
+            if (lent.tag == c.tag ? lent.data == 0 : dropped) l.by_all = 0;
             continue;
         }
         if (lent.data == 0) l.by_all = 0;
@@ -193,15 +202,16 @@ __device__ __forceinline__ bool each_folds_all(const Collective &c, const Lent &
     return true;
 }
 
-// In place of what a rank has told that it lends: a result of it lacks a rank; or nothing is lent any more.
+// In place of what a rank has told that it lends: a result of it lacks a rank; or nothing is lent any more, which differs from
+// the 0 of a rank that never lent: a block that begins late learns only this.
 __device__ __forceinline__ uint64_t lacks(uint32_t rank) { return rank + 1; }
-constexpr uint64_t kWithdrawn = 0;
+constexpr uint64_t kWithdrawn = EPW_COLL_LENT - 1;
 
 // Heeds what the peer says now. Called after the last load from its memory, behind a fence.
 __device__ __forceinline__ void heed(Collective &c, uint32_t peer) {
     const Packet now = packet_at(c, lent_at(c, peer));
     if (now.tag != c.tag || epw_coll_is_lent(now.data)) return;
-    if (now.data == kWithdrawn || now.data > lacks(c.ranks - 1)) {
+    if (now.data == 0 || now.data > lacks(c.ranks - 1)) { // also kWithdrawn
         leave_out(c, peer);
     } else {
         insert(c.lacking, uint32_t(now.data - 1));

@@ -339,7 +339,7 @@ __device__ __forceinline__ bool fold_chunk(Collective &c, const Flows &f, const 
     }
     if (whole) store_parts(out, chunk, parts);
     if (is_shared_out(c)) spread_chunk<kLines>(c, f, chunk, before, end, parts, whole);
-    return !is_shared_out(c) || 2 * lines_of(c.part) <= c.args.at.lines;
+    return true;
 }
 template <typename T, uint32_t kLines, typename Flows>
 __device__ __noinline__ void fold_patiently(Collective &c, Flows f, Chunk<kLines> chunk, uint32_t before) {

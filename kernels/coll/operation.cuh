@@ -68,6 +68,7 @@ __device__ __forceinline__ void stop(Collective &c, const uint64_t *notice) {
 #pragma unroll
     for (uint32_t i = 0; i < EPW_COLL_NOTICE_TAG; i++) s->notice[i] = notice[i];
     ptx::store_release_gpu(&s->notice[EPW_COLL_NOTICE_TAG], notice[EPW_COLL_NOTICE_TAG]);
+    ptx::store_relaxed_sys(c.args.faulted, 1u); // whoever is told which calls differ finds the fault too
     tell_host(&d->found);
 }
 
@@ -240,7 +241,10 @@ __device__ __forceinline__ bool open(C &c, const epw_coll_args &a, uint32_t phas
         }
         __syncthreads();
     }
-    return !c.began_stopped;
+    if (c.began_stopped) return false;
+    if (phase != EPW_PHASE_COLLECTIVE || !epw_coll_has_root(a.kind) || has(c.active, a.root)) return true;
+    pass_over(c);
+    return false;
 }
 
 __device__ __forceinline__ void tell_call(const Collective &c, uint32_t peer) {
@@ -267,6 +271,16 @@ __device__ __forceinline__ void tell_call(const Collective &c) {
 template <typename C> __device__ __forceinline__ void await_calls(C &c) {
     if (blockIdx.x != 0) return;
     for (uint32_t peer = threadIdx.x; peer < c.ranks; peer += blockDim.x) await_call(c, peer);
+}
+
+// The operation's root is no member: nothing moves, and the root is missing. Called by the whole block.
+template <typename C> __device__ __noinline__ void pass_over(C &c) {
+    if (threadIdx.x == 0) {
+        insert(c.lacking, c.args.root);
+        atomicOr(&c.troubled, 1u);
+    }
+    tell_call(c);
+    await_calls(c);
 }
 
 // The same for small operations, which lend nothing, by the last warp of the first block. The other warps begin with the words
@@ -360,12 +374,14 @@ __device__ __noinline__ inline void tell_end(const Collective &c) {
     tell_suspects(c, told);
 }
 
+// A collective lacks every member that this block lacks; sends and receives lack only ranks that they are for.
 __device__ __noinline__ inline void close_troubled(Collective &c) {
     epw_coll_state *s = c.args.state;
     const uint64_t out = c.out + gridDim.x;
+    const uint32_t all = c.phase == EPW_PHASE_COLLECTIVE ? ~0u : 0;
 #pragma unroll 1
     for (uint32_t i = 0; i < EPW_RANK_WORDS; i++) {
-        const uint32_t bits = (c.active.words[i] & ~c.reachable.words[i]) | c.lacking.words[i];
+        const uint32_t bits = (c.active.words[i] & ~c.reachable.words[i] & all) | c.lacking.words[i];
         if (bits != 0) atomicOr(&s->missing.words[i], bits);
     }
     const bool closes = atomicMax(reinterpret_cast<unsigned long long *>(&s->closed), out) < out;

@@ -127,7 +127,11 @@ template <typename C> __device__ __forceinline__ void run_points(C &c, const epw
         if (!(sends ? send_message(c, t, a.points[i]) : receive_message(c, t, a.points[i]))) break;
     }
     t.meet_any(false); // all threads have read *number
-    if (t.thread() == 0) *number = t.number;
+    if (t.thread() != 0) return;
+    *number = t.number;
+    if (takes_part(c, t.peer)) return;
+    insert(c.lacking, t.peer); // given up, or no member
+    atomicOr(&c.troubled, 1u);
 }
 
 } // namespace epw

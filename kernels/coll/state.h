@@ -5,6 +5,7 @@
 #define EPW_KERNELS_COLL_STATE_H
 
 #include "base/remainder.h"
+#include "coll/kinds.h"
 #include "kernels/peer/context.h"
 
 #define EPW_COLL_BLOCKS     64  /* the most blocks of a kernel */

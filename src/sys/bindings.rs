@@ -2278,7 +2278,8 @@ unsafe extern "C" {
  sizes in the same order. If some are elsewhere, or a rank is missing, this is found on the GPU, and the
  last kernel moves the bytes, with the same result after a longer time; epw_traffic counts the operations
  where copies did. The copies of an operation must take less than the deadline. If a rank is missing or
- calls differ, recv holds anything, also in the place of that rank.
+ calls differ, recv holds anything, also in the place of that rank; and so do, in replays, places of ranks
+ that are no members any more.
 
  In a graph, only memory of epw_comm_alloc is read so, by copies from fixed addresses: the window of a
  member that such a graph was captured with stays mapped, and its memory allocated, until epw_comm_destroy,
