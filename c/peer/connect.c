@@ -197,7 +197,7 @@ static bool is_connected_to(epw_peers *peers, uint32_t peer, const epw_blob *blo
     return connected;
 }
 
-/* Called with the peer claimed. Closes the import if the GPU's tables cannot be changed. */
+/* Called with the peer claimed. If it fails, the import is closed, or disconnect() does so. */
 static epw_status take_import(epw_peers *peers, epw_where where, epw_import *import, uint64_t deadline_ns,
                               bool member) {
     uint32_t peer = (uint32_t)where.peer;
@@ -208,8 +208,15 @@ static epw_status take_import(epw_peers *peers, epw_where where, epw_import *imp
     if (route.path == EPW_PATH_QUEUE)
         status = epw_remote_connect(peers, peer, epw_import_window(import), epw_import_queue(import),
                                     deadline_ns, where, &route);
-    if (status == EPW_OK) status = peers->gpu != NULL ? epw_peers_enter(peers, peer, &route, where) : EPW_OK;
+    bool enters = status == EPW_OK && peers->gpu != NULL;
+    if (enters) status = epw_peers_enter(peers, peer, &route, where);
     if (status != EPW_OK) {
+        /* A GPU whose tables were not seen to change may yet find the window in them, or the queues: then
+         * they stay, without a route, until the peer is disconnected. */
+        if (enters && epw_peers_enter(peers, peer, &no_route, where) != EPW_OK) {
+            peers->imports[peer] = import;
+            return status;
+        }
         if (route.path == EPW_PATH_QUEUE) epw_remote_disconnect(peers, peer);
         epw_import_close(import); /* nobody sends to this peer, so nothing uses the pointer */
         return status;
