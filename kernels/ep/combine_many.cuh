@@ -30,7 +30,7 @@ struct Stream {
     static constexpr uint32_t kMostRows = 8, kMostPieces = 20; // that are taken at a time
     static constexpr uint32_t kPartTakes = 2;                  // by each block in a part, at least
     // Pieces, beside those taken together, whose stores need not be complete: few blocks need many on their way to fill the wire.
-    static constexpr uint32_t kFewBlocks = 32, kOpenOfFew = 8, kOpen = 2;
+    static constexpr uint32_t kFewBlocks = 24, kOpenOfFew = 8, kOpen = 2;
     static constexpr uint32_t kCopies = sizeof(AnswerShared::copies) / sizeof(Copy);
     static_assert(kCopies >= 2 * kMostPieces + kMaxTiles + kOpenOfFew); // those found, and those not known to be complete
 
