@@ -50,7 +50,7 @@ const char *epw_descriptor_text(const epw_descriptor *what, char *text) {
     char op[16] = "", root[24] = "";
     if (is_point(what->kind)) snprintf(root, sizeof root, " with tag %u", what->peer);
     if (reduces(what->kind)) snprintf(op, sizeof op, " (%s)", epw_op_name(what->op));
-    if (epw_coll_has_root(what->kind)) snprintf(root, sizeof root, " of root %u", what->peer);
+    if (epw_comm_has_root(what->kind)) snprintf(root, sizeof root, " of root %u", what->peer);
     if (what->kind == EPW_BARRIER) {
         snprintf(text, EPW_CALL_TEXT, "barrier");
     } else {
@@ -79,7 +79,7 @@ epw_descriptor epw_descriptor_of(const epw_coll *c, uint64_t pair_count) {
                             .op = (uint8_t)(reduces(c->kind) ? c->op : 0),
                             .uneven = uneven,
                             .peer = point                        ? c->tag
-                                    : epw_coll_has_root(c->kind) ? c->peer
+                                    : epw_comm_has_root(c->kind) ? c->peer
                                                                  : 0,
                             .count = c->kind == EPW_BARRIER ? 0
                                      : uneven               ? pair_count
@@ -274,7 +274,7 @@ static epw_status check_op(const epw_comm *comm, const epw_coll *c) {
     if (reduces(c->kind) && c->op > EPW_AVERAGE)
         return epw_fail(EPW_ERR_INVALID, where, "op is %u, must be one of EPW_SUM to EPW_AVERAGE, at most %d",
                         c->op, EPW_AVERAGE);
-    if ((epw_coll_has_root(c->kind) || is_point(c->kind)) && c->peer >= comm->layout.ranks)
+    if ((epw_comm_has_root(c->kind) || is_point(c->kind)) && c->peer >= comm->layout.ranks)
         return epw_fail(EPW_ERR_INVALID, where, "%s is %u, must be below %u",
                         is_point(c->kind) ? "peer" : "root", c->peer, comm->layout.ranks);
     if (is_point(c->kind) && c->tag > EPW_TAG_MAX)

@@ -24,7 +24,6 @@
 
 #include "base/bits.h"
 #include "coll/layout.h"
-#include "coll/kinds.h"
 #include "coll/rules.h"
 #include "numerics/numerics.h"
 #include "numerics/sums.h"
@@ -208,6 +207,11 @@ static inline bool epw_coll_present(const epw_coll_peer *p) {
 /* ---- call.c ---- */
 
 const char *epw_kind_name(uint32_t kind);
+
+static inline bool epw_comm_has_root(uint32_t kind) {
+    return kind == EPW_BROADCAST || kind == EPW_REDUCE || kind == EPW_GATHER || kind == EPW_SCATTER;
+}
+
 /* A call in words, for example "all_reduce of 1024 bf16 (sum)". */
 enum { EPW_CALL_TEXT = 128 };
 const char *epw_descriptor_text(const epw_descriptor *what, char *text);

@@ -223,7 +223,7 @@ bool epw_program_begin(epw_comm *comm, epw_op *op) {
         p->out = p->in = (epw_flow){0};
         p->missing = p->member && p->suspected;
     }
-    if (epw_coll_has_root(op->call.kind)) {
+    if (epw_comm_has_root(op->call.kind)) {
         epw_coll_peer *root = &comm->of[op->call.peer];
         root->missing |= !root->member;
     }

@@ -439,7 +439,7 @@ __device__ __forceinline__ bool lines_fit(const Collective &c) {
 template <typename T> __device__ __noinline__ void run_rings_instead(Collective &c, Rings &rings) { run_rings<T>(c, rings); }
 
 union LinesMemory {
-    WordTable table;
+    WordTable words;
     Rings rings;
 };
 
@@ -448,7 +448,7 @@ template <typename T> __device__ __forceinline__ void run_lines(Collective &c, L
     if (!lines_fit(c)) {
         run_rings_instead<T>(c, memory.rings);
     } else if (has_whole_words(c.args) && (std::is_void_v<T> || c.args.op == EPW_SUM)) {
-        exchange_whole_words<T>(c, memory.table);
+        exchange_whole_words<T>(c, memory.words);
     } else {
         exchange_line_by_line<T>(c, DenseFlows<T>{});
     }

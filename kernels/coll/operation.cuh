@@ -15,17 +15,21 @@ constexpr uint32_t kCollThreads = 512;
 constexpr uint32_t kSmallThreads =
     kCollThreads - 32; // those before the last warp, which tells and awaits small operations' calls
 
+// What is to be done of an operation: nothing, because calls have differed before; nothing but telling calls, because its root is
+// no member; or all.
+enum class Began : uint32_t { kWhole, kStopped, kWithoutRoot };
+
 // In shared memory, the arguments too: from there they come fast, also after an acquire, which empties the L1 cache.
 struct Collective : Peers {
     static constexpr bool kPosts = false; // whether peers may be behind queues: see queues.cuh
     epw_coll_args args;
-    uint64_t number;        // of the operation within the epoch, from 1
-    uint64_t tag;           // of its packets
-    uint64_t out;           // out_blocks when the kernel began
-    uint32_t phase;         // of its waits
-    uint32_t stopped;       // calls differ: this block does nothing more
-    uint32_t began_stopped; // `stopped` as open() found it: the same for all threads, whenever they look
-    epw_rank_set lacking;   // ranks that this block lacks besides those that it has given up
+    uint64_t number;      // of the operation within the epoch, from 1
+    uint64_t tag;         // of its packets
+    uint64_t out;         // out_blocks when the kernel began
+    uint32_t phase;       // of its waits
+    uint32_t stopped;     // calls differ: this block does nothing more
+    Began began;          // as open() found it: the same for all threads, whenever they look
+    epw_rank_set lacking; // ranks that this block lacks besides those that it has given up
     uint32_t members;
     uint64_t part;                 // if shared out: bytes of a member's part, less of the last ones; whole cells
     uint16_t place[EPW_GPU_PEERS]; // index of each member among the members
@@ -68,7 +72,7 @@ __device__ __forceinline__ void stop(Collective &c, const uint64_t *notice) {
 #pragma unroll
     for (uint32_t i = 0; i < EPW_COLL_NOTICE_TAG; i++) s->notice[i] = notice[i];
     ptx::store_release_gpu(&s->notice[EPW_COLL_NOTICE_TAG], notice[EPW_COLL_NOTICE_TAG]);
-    ptx::store_relaxed_sys(c.args.faulted, 1u); // whoever is told which calls differ finds the fault too
+    tell_host(c.args.faulted); // whoever is told which calls differ finds the fault too
     tell_host(&d->found);
 }
 
@@ -187,6 +191,10 @@ __device__ __forceinline__ bool open(C &c, const epw_coll_args &a, uint32_t phas
             c.lacking.words[word] = 0;
         }
         const bool absent = __any_sync(kWholeWarp, active & suspects); // an active rank is a suspect
+        bool rootless = false;
+        if (phase == EPW_PHASE_COLLECTIVE && epw_coll_has_root(a.kind)) {
+            rootless = __any_sync(kWholeWarp, word == a.root / 32 && !(active & bit_of(a.root)));
+        }
         uint32_t members = __popc(active);
 #pragma unroll
         for (uint32_t step = 16; step > 0; step /= 2) members += __shfl_xor_sync(kWholeWarp, members, step);
@@ -212,7 +220,8 @@ __device__ __forceinline__ bool open(C &c, const epw_coll_args &a, uint32_t phas
             c.tag = epw_epoch_word(c.epoch, c.number & EPW_STEP_MAX);
             c.members = members;
             c.part = a.shared_out ? part_among(a, members) : 0;
-            c.stopped = c.began_stopped = is_halted(halted, c.number, phase);
+            c.stopped = is_halted(halted, c.number, phase);
+            c.began = c.stopped ? Began::kStopped : rootless ? Began::kWithoutRoot : Began::kWhole;
             c.troubled = c.stopped || absent;
         }
     } else {
@@ -230,7 +239,7 @@ __device__ __forceinline__ bool open(C &c, const epw_coll_args &a, uint32_t phas
     __syncthreads();
     // A member that has begun the epoch has finished reading what was written there in the previous one. Only the epoch's first
     // operation waits for this.
-    if (c.number == 1 && phase == EPW_PHASE_COLLECTIVE && !c.began_stopped) {
+    if (c.number == 1 && phase == EPW_PHASE_COLLECTIVE && c.began != Began::kStopped) {
         for (uint32_t peer = threadIdx.x; peer < a.ranks; peer += blockDim.x) {
             if (peer == c.rank || !takes_part(c, peer)) continue;
             if (!await(c, {EPW_WORD_EPOCH, 0, true}, EPW_PHASE_COLLECTIVE, peer, false).arrived) {
@@ -241,9 +250,8 @@ __device__ __forceinline__ bool open(C &c, const epw_coll_args &a, uint32_t phas
         }
         __syncthreads();
     }
-    if (c.began_stopped) return false;
-    if (phase != EPW_PHASE_COLLECTIVE || !epw_coll_has_root(a.kind) || has(c.active, a.root)) return true;
-    pass_over(c);
+    if (c.began == Began::kWhole) return true;
+    if (c.began == Began::kWithoutRoot) pass_over(c);
     return false;
 }
 

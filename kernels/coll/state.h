@@ -5,7 +5,6 @@
 #define EPW_KERNELS_COLL_STATE_H
 
 #include "base/remainder.h"
-#include "coll/kinds.h"
 #include "kernels/peer/context.h"
 
 #define EPW_COLL_BLOCKS     64  /* the most blocks of a kernel */
@@ -121,6 +120,10 @@ typedef struct epw_coll_registered {
     unsigned char *base;
 } epw_coll_registered;
 EPW_INLINE int epw_coll_is_registered(const epw_coll_window *w, uint64_t offset) { return offset > w->heap_bytes; }
+
+EPW_INLINE int epw_coll_has_root(uint32_t kind) {
+    return kind == EPW_BROADCAST || kind == EPW_REDUCE || kind == EPW_GATHER || kind == EPW_SCATTER;
+}
 
 /* Whether the reader reads what the source sends, in an operation on lent memory. */
 EPW_INLINE int epw_coll_reads(uint32_t kind, uint32_t root, uint32_t reader, uint32_t source) {

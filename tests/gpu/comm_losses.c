@@ -3,7 +3,8 @@
  * The others wait for a bounded time, name it and only it, and have their input as it was and all that the
  * others gave; then they do without it, and at last with it, with the bits that the host has. Three ranks or
  * more also sum without it what goes by lines among all ranks, though the lines of the others' larger parts
- * do not fit. EPW_TEST_PATH and EPW_TEST_WIRE (ranks.h) say how the communicators on GPUs reach their peers.
+ * do not fit; and operations that have it as root, or are for it, lack it. EPW_TEST_PATH and EPW_TEST_WIRE
+ * (ranks.h) say how the communicators on GPUs reach their peers.
  *
  *     test_comm_losses [--ranks N] [--processes] [--heap | --register | --rings] [--deadline-ms N]
  *                      [--seconds N]
@@ -215,14 +216,50 @@ static void lose(rank_state *r, const loss *l) {
     ranks_meet(links);
 }
 
-/* A sum of all ranks but the last one. */
-static void sum_without(rank_state *r) {
+/* The last rank is no member: whatever has it as root or is for it lacks it, on both sides, and moves
+ * nothing. */
+static void run_for_stranger(rank_state *r, const epw_coll *call, const char *what) {
+    const side *const sides[] = {&r->gpu, &r->host};
+    const uint32_t last = r->links->ranks - 1;
+    for (int i = 0; i < 2; i++) {
+        epw_coll c = *call;
+        epw_outcome outcome = EPW_OUTCOME_INIT;
+        c.peer = last;
+        c.send = sides[i]->send + FROM;
+        c.recv = sides[i]->recv + FROM;
+        REQUIRE_OK(i == 0 ? call_and_wait(r, &c, &outcome) : epw_group(r->host.comm, &c, 1, NULL, &outcome));
+        REQUIRE(outcome.degraded == 1 && outcome.missing.bits[0] == UINT64_C(1) << last,
+                "rank %u, %s, side %d: missing %llx", r->links->rank, what, i,
+                (unsigned long long)outcome.missing.bits[0]);
+    }
+    require_same(r, r->host.recv + FROM, r->gpu.recv + FROM, call->count * UINT64_C(4), "recv", what);
+    REQUIRE(r->host.recv[FROM] == 0x5a, "rank %u, %s: recv has been written", r->links->rank, what);
+}
+
+static void run_for_strangers(rank_state *r) {
+    const uint32_t kinds[] = {EPW_BROADCAST, EPW_SCATTER, EPW_GATHER, EPW_REDUCE, EPW_RECV, EPW_SEND};
+    for (size_t i = 0; i < 2 * sizeof kinds / sizeof kinds[0]; i++) {
+        const loss l = {"an operation for a rank that is no member", kinds[i / 2], i % 2 ? LARGE : SMALL, 0,
+                        0};
+        epw_coll c = EPW_COLL_INIT;
+        fill_both(r, &l);
+        c.kind = l.kind;
+        c.type = EPW_TYPE_F32;
+        c.op = EPW_SUM;
+        c.count = l.count;
+        run_for_stranger(r, &c, l.name);
+    }
+}
+
+/* Without the last rank. */
+static void run_without(rank_state *r) {
     const loss sum = {"a sum whose lines do not fit", EPW_ALL_REDUCE, 4 << 20, 0, 0};
     const rank_links *links = r->links;
     const uint32_t last = links->ranks - 1;
     if (links->rank != last) {
         activate(r, all_of(links) & ~(UINT64_C(1) << last));
         run_complete(r, &sum, 0);
+        run_for_strangers(r);
     } else {
         r->epoch++;
     }
@@ -243,7 +280,7 @@ static int rank_main(const rank_links *links) {
     for (uint32_t i = 0; i < LOSSES; i++) run_complete(&r, &losses[i], 0);
     ranks_meet(links);
     for (uint32_t i = 0; i < LOSSES; i++) lose(&r, &losses[i]);
-    if (links->ranks > 2) sum_without(&r);
+    if (links->ranks > 2) run_without(&r);
     close_rank(&r);
     if (links->rank == 0) printf("comm_losses: OK ranks=%u losses=%d\n", links->ranks, LOSSES);
     return 0;
