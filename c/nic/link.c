@@ -366,9 +366,12 @@ static void advance(epw_links *links, dial *d, uint64_t now) {
     }
     for (uint32_t i = 0; i < d->to.count && d->speaker == NULL; i++)
         if (d->attempts[i] == UNTRIED && now >= due_ns(d, i)) try_address(links, d, i, now);
-    if (count_attempts(d, UNTRIED) > 0 || count_attempts(d, TRYING) > 0) return;
-    for (uint32_t i = 0; i < d->to.count; i++)
-        if (d->attempts[i] == SILENT) d->attempts[i] = UNTRIED; /* and due: the timer comes at once */
+    if (d->speaker != NULL || count_attempts(d, UNTRIED) > 0) return;
+    for (uint32_t i = 0; i < d->to.count; i++) {
+        if (d->attempts[i] != SILENT) continue;
+        d->attempts[i] = UNTRIED;
+        d->after_ns[i] = later(now, EPW_LINKS_HEAD_START_NS);
+    }
     if (count_attempts(d, FAILED) == d->to.count) end_dial(links, d, EPW_ERR_PEER);
 }
 
@@ -526,6 +529,7 @@ static uint64_t next_time(const epw_links *links) {
 
 static void arm_timer(epw_links *links) {
     uint64_t next = next_time(links);
+    if (next == 0) next = 1; /* at once; 0 would disarm the timer */
     if (next == links->armed_ns) return;
     links->armed_ns = next;
     struct itimerspec at = {0}; /* disarmed */

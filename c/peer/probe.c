@@ -45,7 +45,7 @@ static _Atomic uint64_t *probe_word(uint64_t window, uint32_t source, uint32_t w
 static epw_status copy(epw_peers *peers, uint32_t use, bool writes, _Atomic uint64_t *word, uint64_t *value,
                        epw_where where) {
     epw_word_copy c = {.use = use, .writes = writes, .at = (unsigned char *)word, .value = value};
-    /* One that is not done by then still will be. An answer is given up then: the asker rings again. */
+    /* A copy that is late still runs. An answer whose copy is late is given up: the asker rings again. */
     return epw_peers_copy_word(peers, &c, EPW_COPY_WITHIN_NS, where);
 }
 

@@ -18,7 +18,7 @@
  *
  *   0         the floor's header and signal words
  *   packets   [parity][source] the call in two packets, then the packets of a message; operation n uses parity n % 2. At the
- *             rank itself: squares of a norm, see norm.cuh
+ *             rank itself: squares of a norm, see norm.cuh, or what it lends, see direct.cuh
  *   lines     [parity][source but the owner] the lines of a message, as packets
  *   counts    [ring][source][block] two words of 64 bytes each: pieces that the source has written here, and pieces of this
  *             rank's that the source has finished reading

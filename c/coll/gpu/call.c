@@ -543,7 +543,7 @@ epw_status epw_coll_gpu_work_wait(epw_comm *comm, epw_work id, uint64_t timeout_
     if (status == EPW_OK) {
         epw_outcome all;
         status = outcome_of(comm, work, &all, where);
-        if (status == EPW_ERR_MISMATCH) {
+        if (status == EPW_ERR_MISMATCH || status == EPW_ERR_LIMIT) {
             epw_status which = epw_coll_gpu_check_calls(comm, where); /* in this membership it is known */
             if (which != EPW_OK) status = which;
         }

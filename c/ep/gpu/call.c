@@ -281,10 +281,9 @@ epw_status epw_gpu_call_release(epw_buffer *b, epw_lane *lane, void *const *stre
 
 /* ---- checkpoints ---- */
 
-/* Makes the stream wait for all lanes, and for releases that are still due. What a lane whose last call was
- * captured holds, replays know: it may be a handle that is in use, so its release waits for the next
- * dispatch.
- */
+/* Makes the stream wait for all lanes, and for releases that are still due. If the last call of a lane was
+ * captured, only the replays know which handle the lane holds. It may be in use, so an owed release waits for
+ * the lane's next dispatch. */
 static epw_status follow_lanes(epw_buffer *b, enqueuing lanes[EPW_MAX_LANES]) {
     for (uint32_t i = 0; i < b->config.lanes; i++) {
         epw_status status = follow_lane(&lanes[i]);

@@ -181,24 +181,26 @@ static void fill_outcome(const epw_lane *lane, epw_outcome *outcome) {
 }
 
 /* Returns the rows that the call has lent to its caller, once all members have received them: bounded by the
- * call's deadline. The others are told from time to time for whom this rank waits. */
-static void take_back(epw_buffer *b, epw_lane *lane, uint32_t lent) {
+ * call's deadline. The others are told from time to time for whom this rank waits, and at the end that it
+ * waits no longer, unless the lane is somebody else's by then (`own`). */
+static void take_back(epw_buffer *b, epw_lane *lane, uint32_t lent, uint64_t deadline_ns, bool own) {
     epw_machine *m = &lane->machine;
     uint32_t index = epw_lane_index(b, lane), behind;
-    uint64_t deadline_ns = lane->input.deadline_ns ? lane->input.deadline_ns : b->config.deadline_ns;
     uint64_t now = epw_now_ns(), until = now + deadline_ns, quiet = b->config.deadline_ns / 2;
-    bool told = false;
+    bool told = false, silent;
     for (;;) { /* ends when the deadline does */
         behind = epw_remotes_await_receipt(&b->peers, index, until - now < quiet ? until : now + quiet);
         now = epw_now_ns();
         if (behind == b->config.ranks || now >= until) break;
+        if (!own) continue;
         epw_lane_say_waiting(m, behind, deadline_ns, now);
         epw_host_post_all(b, lane);
         told = true;
     }
     epw_remotes_take_back(&b->peers, index, lent);
     if (lane->host->lent == lent) lane->host->lent = 0;
-    if (!told) return;
+    silent = now > m->spoke && epw_rule_silent(now - m->spoke, m->group_ns);
+    if (!own || !(told || silent)) return;
     epw_lane_say_waiting(m, EPW_BEACON_NONE, 0, now);
     epw_host_post_all(b, lane);
 }
@@ -206,6 +208,7 @@ static void take_back(epw_buffer *b, epw_lane *lane, uint32_t lent) {
 epw_status epw_host_run(epw_buffer *b, epw_lane *lane, epw_outcome *outcome) {
     uint64_t generation = lane->generation;
     uint32_t lent = lane->host->lent; /* until this call ends, whoever uses the lane by then */
+    uint64_t deadline_ns = lane->input.deadline_ns ? lane->input.deadline_ns : b->config.deadline_ns;
     epw_status status = epw_host_step(b, lane);
     while (status == EPW_PENDING && !lane->host->nonblocking) {
         epw_lane_unlock(b, lane);
@@ -219,7 +222,7 @@ epw_status epw_host_run(epw_buffer *b, epw_lane *lane, epw_outcome *outcome) {
         }
     }
     if (status == EPW_OK) fill_outcome(lane, outcome);
-    if (lent != 0) take_back(b, lane, lent);
+    if (lent != 0) take_back(b, lane, lent, deadline_ns, status == EPW_OK);
     epw_lane_unlock(b, lane);
     return status;
 }

@@ -80,9 +80,9 @@ pub struct Client {
 impl Client {
     /// Connects, retrying until the deadline, and proves knowledge of the token.
     ///
-    /// Errors: [`BootstrapError::TokenRequired`], and those of the handshake: `WrongToken`, `WrongVersion`, `Garbage`,
-    /// and `Invalid` for another run id than that of the server; once the deadline has passed [`BootstrapError::Unreachable`], or `SilentPeer` if somebody accepted and said
-    /// nothing.
+    /// Errors: [`BootstrapError::TokenRequired`]; those of the handshake: `WrongToken`, `WrongVersion`, `Garbage`, and
+    /// `Invalid` if the server's run has another id. Once the deadline has passed: [`BootstrapError::Unreachable`], or
+    /// `SilentPeer` if somebody accepted and said nothing.
     pub async fn connect(options: ClientOptions) -> Result<Self, BootstrapError> {
         Self::connect_as(options, None).await
     }
