@@ -221,12 +221,16 @@ static void a_child_has_no_images(void) {
     unsetenv("EPW_TEST_PATH");
 }
 
+enum { LOG_HELD = 1, CHILD_ENDED };
+
+/* Outlives the fork: ThreadSanitizer calls a thread that ended before it a leak of the child. */
 static void *hold_the_log(void *argument) {
-    atomic_int *held = argument;
+    atomic_int *stage = argument;
     epw_log_lock();
-    atomic_store(held, 1);
+    atomic_store(stage, LOG_HELD);
     nanosleep(&(struct timespec){0, 50 * MS}, NULL); /* meanwhile the child is being made */
     epw_log_unlock();
+    while (atomic_load(stage) != CHILD_ENDED) nanosleep(&(struct timespec){0, MS}, NULL);
     return NULL;
 }
 
@@ -236,11 +240,12 @@ static int set_the_log(void *context) {
 }
 
 static void a_child_can_set_the_log_while_the_parent_does(void) {
-    atomic_int held = 0;
+    atomic_int stage = 0;
     pthread_t thread;
-    CHECK(pthread_create(&thread, NULL, hold_the_log, &held) == 0);
-    while (!atomic_load(&held)) nanosleep(&(struct timespec){0, MS}, NULL);
+    CHECK(pthread_create(&thread, NULL, hold_the_log, &stage) == 0);
+    while (!atomic_load(&stage)) nanosleep(&(struct timespec){0, MS}, NULL);
     CHECK(in_child(set_the_log, NULL) == 0);
+    atomic_store(&stage, CHILD_ENDED);
     pthread_join(thread, NULL);
 }
 
