@@ -6,7 +6,11 @@
 
 mod numbers;
 
-use std::{fmt, fs, io, os::unix::fs::FileTypeExt, path::PathBuf};
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::FileTypeExt;
+use std::path::PathBuf;
+use std::{fmt, fs, io};
 
 use crate::names::readable;
 use crate::sys;
@@ -308,7 +312,12 @@ pub fn warn_unknown() {
 /// The value of `name` in the environment of this process. An empty value counts as unset, because launch scripts and
 /// container descriptions often cannot omit a variable.
 pub fn value(name: &str) -> Option<String> {
-    std::env::var_os(name).map(|v| v.to_string_lossy().into_owned()).filter(|v| !v.is_empty())
+    exact_value(name).map(|v| v.to_string_lossy().into_owned())
+}
+
+/// The same, for values that need not be text.
+fn exact_value(name: &str) -> Option<OsString> {
+    std::env::var_os(name).filter(|v| !v.is_empty())
 }
 
 /// Bytes of a ring, from `EPWIRE_RING_BYTES`; 0 if it is not set.
@@ -385,9 +394,13 @@ impl Token {
     ///
     /// Both set, file unreadable, or a length outside 1 to [`MAX_TOKEN_BYTES`].
     pub fn from_env() -> Result<Option<Self>, TokenError> {
-        match (value(TOKEN), value(TOKEN_FILE)) {
+        Self::from_values(exact_value(TOKEN), exact_value(TOKEN_FILE))
+    }
+
+    fn from_values(token: Option<OsString>, file: Option<OsString>) -> Result<Option<Self>, TokenError> {
+        match (token, file) {
             (Some(_), Some(_)) => Err(TokenError::Both),
-            (Some(token), None) => Self::new(token, TOKEN).map(Some),
+            (Some(token), None) => Self::new(token.into_vec(), TOKEN).map(Some),
             (None, Some(path)) => Self::from_file(path.into()).map(Some),
             (None, None) => Ok(None),
         }
@@ -582,6 +595,13 @@ mod tests {
         assert_eq!(token.unwrap().as_bytes(), b"pass word\n");
         assert!(matches!(long, Err(TokenError::Length { .. })));
         assert!(Token::from_file(path).unwrap_err().to_string().contains("EPWIRE_TOKEN_FILE"));
+    }
+
+    #[test]
+    fn a_token_in_the_environment_need_not_be_text() {
+        let bytes = vec![0xff, 0xfe, b'a'];
+        let token = Token::from_values(Some(OsString::from_vec(bytes.clone())), None).unwrap();
+        assert_eq!(token.unwrap().as_bytes(), bytes);
     }
 
     #[test]

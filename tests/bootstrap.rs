@@ -101,6 +101,14 @@ impl Raw {
         decode(&bytes).unwrap()
     }
 
+    /// Whether something has arrived, or the connection has ended.
+    fn has_heard(&self) -> bool {
+        self.stream.set_nonblocking(true).unwrap();
+        let heard = self.stream.peek(&mut [0]).is_ok();
+        self.stream.set_nonblocking(false).unwrap();
+        heard
+    }
+
     /// Receives until `take` returns something for a frame.
     fn receive_until<T>(&mut self, take: impl Fn(Frame) -> Option<T>) -> T {
         loop {
@@ -455,6 +463,21 @@ fn strangers_make_room_for_members() {
     assert!(began.elapsed() < 20 * SECOND, "{:?}", began.elapsed());
     let Frame::Refused { error } = strangers[1].receive() else { panic!("not refused") };
     assert!(matches!(error, BootstrapError::SilentPeer { .. }), "{error}");
+}
+
+/// Whoever is slow in the handshake, as members far away are, keeps its place until another connection needs it.
+#[test]
+fn one_stranger_leaves_for_each_that_comes() {
+    let heartbeat = quick().handshake(30 * SECOND);
+    let options = ServerOptions::new("run", 1).max_unauthenticated(4).heartbeat(heartbeat);
+    let server = Server::bind_blocking("127.0.0.1:0", options).unwrap();
+    let slow: Vec<Raw> = (0..4).map(|_| Raw::connect(server.local_addr())).collect();
+    let left = |slow: &[Raw]| slow.iter().filter(|one| one.has_heard()).count();
+    std::thread::sleep(SECOND);
+    assert_eq!(left(&slow), 0);
+    let _one_more = Raw::connect(server.local_addr());
+    std::thread::sleep(SECOND);
+    assert_eq!(left(&slow), 1);
 }
 
 #[test]

@@ -12,6 +12,7 @@ use crate::group::Group;
 use crate::json::{array, quoted};
 use crate::mask::Mask;
 use crate::rendezvous::BootstrapError;
+use crate::rendezvous::wire::MAX_BLOB_BYTES;
 
 /// The path from one rank to another.
 #[derive(Debug, Clone, PartialEq)]
@@ -92,7 +93,8 @@ impl Matrix {
             group.barrier_blocking("doctor: pair").map_err(lost)?;
         }
         let mut rows = vec![Vec::new(); world as usize];
-        rows[0] = row.values().map(encode).collect::<String>().into_bytes();
+        let most = MAX_BLOB_BYTES / world as usize; // of each line, so that all fit into a blob
+        rows[0] = row.values().map(|cell| encode(cell, most)).collect::<String>().into_bytes();
         let rows = group.exchange_blocking("doctor: cells", rows).map_err(lost)?;
         if rank != 0 {
             return Ok(None);
@@ -350,12 +352,18 @@ fn cell((from, to): (u32, u32), path: Path, figures: Result<Figures, String>) ->
     Cell { from, to, path: path.to_string(), one_way_us, gb_per_s, slow: false, reason }
 }
 
-/// One line of text for a cell.
-fn encode(cell: &Cell) -> String {
+/// One line of text for a cell, with so much of its reason that the line has at most `most` bytes.
+fn encode(cell: &Cell, most: usize) -> String {
     let Cell { to, path, one_way_us, gb_per_s, reason, .. } = cell;
-    let figure = |value: &Option<f64>| value.map_or(String::new(), |value| value.to_string());
-    let reason = reason.replace(['\n', '\t'], " ");
-    format!("{to}\t{path}\t{}\t{}\t{reason}\n", figure(one_way_us), figure(gb_per_s))
+    let figure = |value: &Option<f64>| value.map_or(String::new(), |value| format!("{value:.4}"));
+    let mut line = format!("{to}\t{path}\t{}\t{}\t", figure(one_way_us), figure(gb_per_s));
+    for letter in reason.chars().map(|letter| if matches!(letter, '\n' | '\t') { ' ' } else { letter }) {
+        if line.len() + letter.len_utf8() >= most {
+            break;
+        }
+        line.push(letter);
+    }
+    line + "\n"
 }
 
 fn decode(from: u32, line: &str) -> Option<Cell> {
@@ -467,6 +475,7 @@ impl Matrix {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Wire;
 
     fn measured(from: u32, to: u32, us: f64, gbs: f64) -> Cell {
         cell((from, to), Path::SharedMemory, Ok((us, Some(gbs))))
@@ -543,11 +552,26 @@ mod tests {
     #[test]
     fn cells_reach_the_first_rank_as_they_were() {
         for cell in [measured(4, 2, 0.125, 11.5), cell((4, 2), Path::None, Err("no\tway\n".to_owned()))] {
-            let line = encode(&cell);
+            let line = encode(&cell, 200);
             let reason = cell.reason.replace(['\n', '\t'], " ");
             assert_eq!(decode(4, line.trim_end_matches('\n')), Some(Cell { reason, ..cell }));
         }
         assert_eq!(decode(0, "1\tnone"), None);
+    }
+
+    #[test]
+    fn a_row_of_reasons_fits_into_a_blob() {
+        const WORLD: u32 = 1024;
+        let most = MAX_BLOB_BYTES / WORLD as usize;
+        let failed = cell((4, WORLD - 1), Path::None, Err("é".repeat(200)));
+        let line = encode(&failed, most);
+        assert!(line.len() <= most && line.len() + 2 > most, "{line:?}");
+        assert!(failed.reason.starts_with(&decode(4, line.trim_end_matches('\n')).unwrap().reason));
+        let figures = (5e6 / 7.0, Some(500.0 / 7.0));
+        for path in [Path::SharedMemory, Path::Queue(Wire::Verbs)] {
+            let line = encode(&cell((4, WORLD - 1), path, Ok(figures)), most);
+            assert!(line.len() <= most && decode(4, line.trim_end_matches('\n')).is_some(), "{line:?}");
+        }
     }
 
     #[test]

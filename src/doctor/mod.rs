@@ -81,12 +81,8 @@ pub fn of_files(root: &std::path::Path) -> Report {
     let not_looked = || "not probed".to_owned();
     // An interface whose files are below `root` too.
     let interface = ("eth0".to_owned(), IpAddr::from([10, 0, 0, 1]));
-    let settings = network::Settings {
-        interfaces: Ok(vec![interface]),
-        choice: None,
-        token: Ok(false),
-        ports: Ok(None),
-    };
+    let settings =
+        network::Settings { interfaces: Ok(vec![interface]), choice: None, token: Ok(None), ports: Ok(None) };
     let (gpus, shared_memory, queue) = (Err(not_looked()), Err(not_looked()), Err(not_looked()));
     let adapters = adapters::Process::that_opens_none();
     report(&sysfs::Tree::below(root), &Found { settings, gpus, shared_memory, queue, adapters }, PATIENCE)

@@ -6,6 +6,7 @@ use super::report::Check;
 use super::sysfs::Tree;
 use crate::env;
 use crate::launch::InterfaceChoice;
+use crate::rendezvous::auth::MIN_TOKEN_BYTES;
 
 /// What a process knows apart from files.
 #[derive(Debug, Clone)]
@@ -14,8 +15,8 @@ pub(super) struct Settings {
     pub(super) interfaces: Result<Vec<(String, IpAddr)>, String>,
     /// `EPWIRE_IFNAME`
     pub(super) choice: Option<String>,
-    /// Whether there is a token, or why it could not be read.
-    pub(super) token: Result<bool, String>,
+    /// Bytes of the token, if there is one, or why it could not be read.
+    pub(super) token: Result<Option<usize>, String>,
     /// First and last of `EPWIRE_PORTS`, or why it is not a range.
     pub(super) ports: Result<Option<(u16, u16)>, String>,
 }
@@ -29,7 +30,9 @@ impl Settings {
         Self {
             interfaces,
             choice: env::value(env::IFNAME),
-            token: token.map(|token| token.is_some()).map_err(|error| error.to_string()),
+            token: token
+                .map(|token| token.map(|token| token.as_bytes().len()))
+                .map_err(|error| error.to_string()),
             ports: env::ports().map_err(|error| error.to_string()),
         }
     }
@@ -111,15 +114,20 @@ fn interface(tree: &Tree, name: &str, all: &[(String, IpAddr)]) -> Check {
     }
 }
 
-fn token(token: &Result<bool, String>) -> Check {
+fn token(length: &Result<Option<usize>, String>) -> Check {
     const NAME: &str = "token";
-    match token {
-        Ok(true) => Check::ok(NAME, "there is one"),
-        Ok(false) => {
-            Check::warning(NAME, "none: ranks of several hosts neither meet nor reach each other").remedy(
-                format!("set {} to a file with 16 bytes or more, the same on all hosts", env::TOKEN_FILE),
-            )
+    const APART: &str = "ranks of several hosts neither meet nor reach each other";
+    let remedy = format!(
+        "set {} to a file with {MIN_TOKEN_BYTES} bytes or more, the same on all hosts",
+        env::TOKEN_FILE
+    );
+    match length {
+        Ok(Some(length)) if *length < MIN_TOKEN_BYTES => {
+            Check::warning(NAME, format!("of {length} bytes, which serve one host only: {APART}"))
+                .remedy(remedy)
         }
+        Ok(Some(_)) => Check::ok(NAME, "there is one"),
+        Ok(None) => Check::warning(NAME, format!("none: {APART}")).remedy(remedy),
         Err(reason) => Check::missing(NAME, reason),
     }
 }

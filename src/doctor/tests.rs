@@ -130,7 +130,7 @@ fn plain() -> Found {
         settings: Settings {
             interfaces: Ok(interfaces.to_vec()),
             choice: None,
-            token: Ok(false),
+            token: Ok(None),
             ports: Ok(None),
         },
         gpus: Err("no NVIDIA driver: libcuda.so.1 cannot be found".to_owned()),
@@ -240,7 +240,7 @@ fn adapters_with_gids_in_different_places() {
     machine.adapter("mlx5_2", 2, Some("pci0000:c0/0000:c0:01.0/0000:c1:00.0"), &infiniband);
     let mut found = Found { gpus: Ok(gpus(2, !0, !0)), ..plain() };
     found.settings.choice = Some("eth".to_owned());
-    found.settings.token = Ok(true);
+    found.settings.token = Ok(Some(16));
     found.settings.ports = Ok(Some((29800, 29899)));
     machine.says("mlx5", &found);
 }

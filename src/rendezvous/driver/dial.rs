@@ -1,6 +1,7 @@
 //! Finding the server: a client knows addresses; one of them serves it or refers it to another.
 
 use std::collections::BTreeSet;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -186,17 +187,45 @@ async fn connect(address: &str, token: Option<&Token>) -> Result<Result<TcpStrea
             Vec::new()
         }
     };
-    for candidate in candidates {
-        require(OP, candidate, token)?;
-        match TcpStream::connect(candidate).await {
-            Ok(stream) => {
+    for candidate in &candidates {
+        require(OP, *candidate, token)?;
+    }
+    Ok(match first_to_accept(candidates).await {
+        Some(accepted) => accepted.map_err(|error| error.to_string()),
+        None => Err(detail),
+    })
+}
+
+/// A connection to one of these addresses, or the last error; `None`: there are no addresses. They are tried in this
+/// order, each once the one before has failed or has not answered for a while.
+pub(super) async fn first_to_accept(
+    addresses: impl IntoIterator<Item = SocketAddr>,
+) -> Option<std::io::Result<TcpStream>> {
+    /// What RFC 8305 recommends.
+    const HEAD_START: Duration = Duration::from_millis(250);
+    let mut waiting = addresses.into_iter().peekable();
+    let (mut tries, mut failed) = (JoinSet::new(), None);
+    loop {
+        if let Some(address) = waiting.next() {
+            tries.spawn(TcpStream::connect(address));
+        }
+        let accepted = match waiting.peek() {
+            Some(_) => match timeout(HEAD_START, tries.join_next()).await {
+                Ok(accepted) => accepted,
+                Err(_) => continue,
+            },
+            None => tries.join_next().await,
+        };
+        match accepted {
+            Some(Ok(Ok(stream))) => {
                 let _ = stream.set_nodelay(true);
-                return Ok(Ok(stream));
+                return Some(Ok(stream));
             }
-            Err(error) => detail = error.to_string(),
+            Some(Ok(Err(error))) => failed = Some(Err(error)),
+            Some(Err(_)) => {} // the runtime ends
+            None => return failed,
         }
     }
-    Ok(Err(detail))
 }
 
 async fn open(stream: &mut TcpStream, session: u64) -> Result<Frame, BootstrapError> {
@@ -223,5 +252,36 @@ pub(super) async fn is_refused(address: &str) -> bool {
             Ok(Err(error)) => return refused(&error),
             Ok(Ok(_)) | Err(_) => return false,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A listener whose queue is full, so that the kernel answers no other connection.
+    fn silent() -> (std::net::TcpListener, Vec<std::net::TcpStream>) {
+        use std::os::fd::AsRawFd;
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        // SAFETY: a socket that listens may be told another length of its queue.
+        assert_eq!(unsafe { libc::listen(listener.as_raw_fd(), 0) }, 0);
+        let address = listener.local_addr().unwrap();
+        let patience = Duration::from_millis(200);
+        let queued = std::iter::from_fn(|| std::net::TcpStream::connect_timeout(&address, patience).ok());
+        let queued = queued.take(64).collect();
+        (listener, queued)
+    }
+
+    #[tokio::test]
+    async fn an_address_that_does_not_answer_hides_no_other_one() {
+        let (silent, _queued) = silent();
+        let open = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let addresses = [closed, silent.local_addr().unwrap(), open.local_addr().unwrap()];
+        let accepted = timeout(CONNECT, first_to_accept(addresses)).await.unwrap().unwrap().unwrap();
+        assert_eq!(accepted.peer_addr().unwrap(), addresses[2]);
+        let refused = first_to_accept([closed]).await.unwrap().unwrap_err();
+        assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
+        assert!(first_to_accept([]).await.is_none());
     }
 }

@@ -184,8 +184,9 @@ impl Desk {
 
     async fn attend(mut self, mut inbox: mpsc::Receiver<News>) {
         loop {
+            let verify = self.verify.filter(|_| self.serves());
             let deadlines =
-                [self.ledger.next_deadline(), self.leases.next_deadline(), self.release(), self.verify];
+                [self.ledger.next_deadline(), self.leases.next_deadline(), self.release(), verify];
             let due = self.clock.next_look(deadlines.into_iter().flatten().min());
             tokio::select! {
                 biased;

@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 
 use super::connection::{PEER_LIMIT, greet, read_frame, write_frame};
+use super::dial::first_to_accept;
 use crate::env::Token;
 use crate::rendezvous::codec::{Blob, Reader, Wire};
 use crate::rendezvous::log::{Answer, Asked, Carrier, Question, Voter};
@@ -58,8 +59,9 @@ async fn connect(
     token: Option<&Token>,
     deadline: Duration,
 ) -> Result<TcpStream, String> {
-    let mut stream = TcpStream::connect(address).await.map_err(|error| error.to_string())?;
-    let _ = stream.set_nodelay(true);
+    let candidates = tokio::net::lookup_host(address).await.map_err(|error| error.to_string())?;
+    let accepted = first_to_accept(candidates).await.ok_or("the name has no address")?;
+    let mut stream = accepted.map_err(|error| error.to_string())?;
     greet(&mut stream, address, run_id, token, deadline).await.map_err(|error| error.to_string())?;
     write_frame(&mut stream, &Frame::Peer {}).await.map_err(|error| error.to_string())?;
     Ok(stream)

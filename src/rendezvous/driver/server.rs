@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::task::JoinSet;
@@ -349,10 +350,14 @@ async fn serve(
     let mut handshakes = Handshakes::new(options.max_unauthenticated);
     let options = Arc::new(options);
     let mut guests = JoinSet::new();
+    let mut accepted = None;
     loop {
+        // What was accepted is kept until there is a place for it, though this is cancelled meanwhile.
         let accept = async {
-            let permit = handshakes.permit().await;
-            (permit, listener.accept().await)
+            if accepted.is_none() {
+                accepted = Some(listener.accept().await);
+            }
+            (handshakes.permit().await, accepted.take())
         };
         tokio::select! {
             order = orders.recv() => match order {
@@ -393,13 +398,15 @@ async fn serve(
                 }
             },
             (permit, accepted) = accept => match accepted {
-                Ok((stream, peer)) => {
+                None => {}
+                Some(Ok((stream, peer))) => {
+                    keep_alive(&stream);
                     let (door, options) = (hub.door.clone(), options.clone());
                     let guest = handshakes.begin(permit);
                     guests.spawn(async move { welcome(stream, peer, guest, &options, door).await });
                 }
                 // Most likely out of descriptors: other connections have to end first.
-                Err(_) => sleep(Duration::from_millis(50)).await,
+                Some(Err(_)) => sleep(Duration::from_millis(50)).await,
             },
             Some(_) = guests.join_next() => {}
             () = hub.failed() => return,
@@ -421,6 +428,8 @@ async fn serve(
 struct Handshakes {
     permits: Arc<Semaphore>,
     begun: VecDeque<(Instant, oneshot::Sender<()>)>,
+    /// When one had to leave: its place becomes free a little later.
+    dropped: Option<Instant>,
 }
 
 /// What a connection in the handshake holds: a permit, and the signal that its place is needed.
@@ -431,16 +440,20 @@ struct Guest {
 
 impl Handshakes {
     const UNDISTURBED: Duration = Duration::from_millis(100);
+    /// Enough for a connection that has to leave to be gone.
+    const LEAVING: Duration = Duration::from_millis(10);
 
     fn new(most: usize) -> Self {
-        Self { permits: Arc::new(Semaphore::new(most)), begun: VecDeque::new() }
+        Self { permits: Arc::new(Semaphore::new(most)), begun: VecDeque::new(), dropped: None }
     }
 
     /// Waits for a place; if there is none, the oldest connection has to leave. Cancel safe.
     async fn permit(&mut self) -> OwnedSemaphorePermit {
         loop {
             self.begun.retain(|(_, leave)| !leave.is_closed());
-            let oldest = self.begun.front().map(|(began, _)| *began + Self::UNDISTURBED);
+            let next = self.dropped.map(|dropped| dropped + Self::LEAVING);
+            let oldest = self.begun.front().map(|(began, _)| *began + Self::UNDISTURBED).max(next);
+            let oldest = oldest.filter(|_| !self.begun.is_empty());
             tokio::select! {
                 biased;
                 permit = self.permits.clone().acquire_owned() => match permit {
@@ -449,6 +462,7 @@ impl Handshakes {
                 },
                 () = async { match oldest { Some(due) => sleep_until(due).await, None => std::future::pending().await } } => {
                     self.begun.pop_front();
+                    self.dropped = Some(Instant::now());
                 }
             }
         }
@@ -459,6 +473,14 @@ impl Handshakes {
         self.begun.push_back((Instant::now(), leave));
         Guest { _permit: permit, wanted }
     }
+}
+
+/// Ends the connection a minute or two after its host has vanished: to some clients nothing is ever sent, and without
+/// this their places would never be free again.
+fn keep_alive(stream: &TcpStream) {
+    let probes =
+        TcpKeepalive::new().with_time(Duration::from_secs(30)).with_interval(Duration::from_secs(10));
+    let _ = SockRef::from(stream).set_tcp_keepalive(&probes);
 }
 
 async fn welcome(
