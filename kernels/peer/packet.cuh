@@ -33,10 +33,11 @@ __device__ __forceinline__ Packet packet_at(const Peers &p, uint64_t offset) { r
 // Readers and writers: those of the packets.
 __device__ __forceinline__ void fence_beside_packets() { ptx::fence_sys(); }
 
-// A count word is {epoch 23 | count 41}; it is valid in its own epoch only.
+// A count word is {epoch 23 | count 41}; it is valid in its own epoch only. Counts of rows wrap around within days, and are never
+// far from those that are awaited.
 __device__ __forceinline__ uint64_t count_word(const Peers &p, uint64_t count) { return tag_of(p, count); }
 __device__ __forceinline__ bool has_count(const Peers &p, uint64_t word, uint64_t count) {
-    return epw_word_epoch(word) == p.epoch && epw_word_step(word) >= count;
+    return epw_word_epoch(word) == p.epoch && ((word - count) & EPW_STEP_MAX) <= EPW_STEP_MAX / 2;
 }
 // Writer: this thread, with what it has acquired through a block barrier. Reader: the peer's count_at(), an acquire.
 __device__ __forceinline__ void post_count(const Peers &p, uint32_t peer, uint64_t offset, uint64_t word) {

@@ -1,12 +1,14 @@
 /* Records of what goes wrong in prefill, as replays of graphs leave them, which have no outcome, and calls:
  * bad ids, rows without a place, a rank that has stopped; what the first half of a dispatch finds, of which
- * the outcome tells after the second one; combines that cannot be split; and routings that are used again
- * after a source was missing. Each case is a process of its own; its ranks are buffers of one thread. `--case
- * NAME` runs one. Exit code 77, with the reason, if there is no GPU. */
+ * the outcome tells after the second one; combines that cannot be split; routings that are used again after
+ * a source was missing; and rings whose counts wrap around. Each case is a process of its own; its ranks are
+ * buffers of one thread. `--case NAME` runs one. Exit code 77, with the reason, if there is no GPU. */
 #include "cases.h"
 #include "prefill_ranks.h"
 #include "ranks.h"
 #include "step.h"
+
+#include "prefill/gpu/gpu.h"
 
 #include <stdbool.h>
 #include <string.h>
@@ -535,11 +537,59 @@ static void again(uint32_t gpus) {
     close_all();
 }
 
-static const gpu_case cases[] = {{"replays", replays, 1, 120},
-                                 {"many", many, 1, 60},
-                                 {"halves", halves, 1, 60},
-                                 {"split", split, 1, 60},
-                                 {"again", again, 1, 60}};
+/* As if so many messages of the epoch had been written and read on every ring of the rank. */
+static void pass_messages(uint32_t rank, uint32_t epoch, uint64_t messages) {
+    const epw_prefill *p = members[rank].prefill;
+    const epw_prefill_layout *l = &p->layout;
+    epw_prefill_gpu_state *state = p->gpu->lanes[0].args.state;
+    for (uint32_t i = 0; i < 2 * RANKS; i++) {
+        uint32_t peer = i / 2, kind = i % 2;
+        epw_prefill_rings passed = {messages, messages};
+        REQUIRE_CUDA(cudaMemcpy(&state->peers[peer].rings[kind], &passed, sizeof passed, cudaMemcpyDefault));
+        for (uint64_t number = messages - l->slots; number < messages; number++) {
+            uint64_t word = epw_count_word(epw_epoch_word(epoch, 0), number + 1);
+            const uint32_t areas[] = {EPW_FLAGS_WRITTEN, EPW_FLAGS_READ, EPW_FLAGS_NOTED};
+            for (uint32_t a = 0; a < 3; a++)
+                REQUIRE_CUDA(cudaMemcpy(epw_peers_own(&p->peers) +
+                                            epw_flag_offset(l, 0, areas[a] + kind, peer, number),
+                                        &word, sizeof word, cudaMemcpyDefault));
+        }
+    }
+    REQUIRE_CUDA(cudaStreamSynchronize(NULL));
+}
+
+/* Counts of messages have 41 bits, which last for a day of large operations. The wrap falls on every third message
+ * of an operation once. */
+static void wraps(uint32_t gpus) {
+    ring = 7;
+    open_all(gpus);
+    route(TOKENS, 0);
+    for (uint32_t before = 0; before <= TOKENS + 2; before += 3) {
+        uint32_t epoch = before + 2;
+        activate(epoch);
+        for (uint32_t r = 0; r < RANKS; r++) pass_messages(r, epoch, EPW_STEP_MAX + 1 - before);
+        for (uint32_t operation = 0; operation < 2; operation++) {
+            for (uint32_t r = 0; r < RANKS; r++) dispatch(&members[r], ROWS);
+            await_all("messages that wrap around");
+            for (uint32_t r = 0; r < RANKS; r++) {
+                require_complete(r, "a dispatch whose messages wrap around");
+                require_came(r, 3, "a dispatch whose messages wrap around");
+            }
+            for (uint32_t r = 0; r < RANKS; r++) {
+                epw_prefill_combine_output out = EPW_PREFILL_COMBINE_OUTPUT_INIT;
+                out.out = members[r].x;
+                REQUIRE_OK(combine(&members[r], &out));
+            }
+            await_all("answers that wrap around");
+            for (uint32_t r = 0; r < RANKS; r++) require_complete(r, "a combine whose answers wrap around");
+        }
+    }
+    close_all();
+}
+
+static const gpu_case cases[] = {{"replays", replays, 1, 120}, {"many", many, 1, 60},
+                                 {"halves", halves, 1, 60},    {"split", split, 1, 60},
+                                 {"again", again, 1, 60},      {"wraps", wraps, 1, 60}};
 
 int main(int argc, char **argv) {
     return cases_main("prefill_errors", cases, sizeof cases / sizeof cases[0], argc, argv);
