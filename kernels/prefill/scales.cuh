@@ -31,7 +31,7 @@ struct InGroup {
 
     __device__ __forceinline__ uint32_t rows() const { return bits & 0x3f; }
     __device__ __forceinline__ uint32_t row() const { return bits >> 6 & 0x1f; }
-    __device__ __forceinline__ uint32_t column_of(uint32_t n) const { return n * (bits >> 11) >> 20; }
+    __device__ __forceinline__ uint32_t column_of(uint32_t n) const { return rows() == 1 ? n : n * (bits >> 11) >> 20; }
 
     static __device__ __forceinline__ InGroup by_row() { return {0}; }
     static __device__ __forceinline__ InGroup alone() { return of(0, 1); }
