@@ -526,8 +526,13 @@ static void a_release_under_an_invalidated_capture_is_owed(void) {
     epw_dispatch_input in = input_on(SECOND_STREAM, 0);
     REFUSED(epw_dispatch(b, &in, NULL, &handle, NULL), EPW_ERR_STATE, "dispatch", 0, -1, "invalidated");
     fake.invalidated = 0;
-    CHECK_OK(epw_release(b, dispatch_on(b, SECOND_STREAM, 0))); /* of a graph that may never be launched */
+    CHECK_OK(epw_dispatch(b, &in, NULL, &handle, NULL)); /* of a graph that may never be launched */
+    CHECK_MSG(fake.launches == 4 && kernels.quiet_releases == 1, "%d launches", fake.launches);
+    epw_dispatch_output out = output_on(SECOND_STREAM);
+    CHECK_OK(epw_dispatch_receive(b, handle, &out, NULL));
     CHECK_MSG(fake.launches == 5 && kernels.quiet_releases == 1, "%d launches", fake.launches);
+    CHECK_OK(epw_release(b, handle));
+    CHECK_MSG(fake.launches == 6 && kernels.quiet_releases == 1, "%d launches", fake.launches);
     fake.captured = fake.launches = kernels.quiet_releases = 0;
     handle = dispatch_on(b, SECOND_STREAM, 0);
     CHECK_MSG(fake.launches == 2 && kernels.quiet_releases == 1, "%d launches", fake.launches);

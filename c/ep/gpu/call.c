@@ -149,7 +149,8 @@ static epw_status enqueue_dispatch(enqueuing *e, epw_lane *lane, uint32_t halves
         args.in.x_stride = opaque ? format->payload_bytes : b->layout.row_bytes;
     }
     if (out != NULL) args.out = *out;
-    int error = launch_owed_release(e);
+    int error =
+        halves & EPW_GPU_SEND ? launch_owed_release(e) : cudaSuccess; /* before this operation begins */
     if (error == cudaSuccess) error = epw_gpu_dispatch(&args, blocks, e->on.stream);
     status = enqueue_end(e, error, "launch of the dispatch kernel");
     if (status != EPW_OK) return status;
