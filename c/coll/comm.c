@@ -277,7 +277,9 @@ void epw_comm_destroy(epw_comm *comm) {
         for (uint32_t peer = 0; comm->of != NULL && peer < comm->layout.ranks; peer++)
             if (peer != comm->config.rank) epw_comm_part(comm, peer);
     }
-    if (leave_gpu(comm, inherited)) epw_peers_destroy(&comm->peers);
+    /* If the GPU may still write, the process keeps the communicator: see epw_buffer_destroy. */
+    if (!leave_gpu(comm, inherited)) return;
+    epw_peers_destroy(&comm->peers);
     if (comm->of != NULL) free_parts(comm);
     epw_heap_free(comm);
     if (!inherited) {

@@ -50,6 +50,7 @@ struct epw_fabric {
     uint32_t doorbells;  /* EPW_DOORBELLS_* */
     uint32_t rings;      /* EPW_RINGS_* */
     uint32_t queue_depth, doorbell_batch;
+    atomic_uint holders;     /* see epw_fabric_hold */
     atomic_uint fallen_back; /* 1 << EPW_FALLBACK_*: has been logged */
     bool strict;
     bool holds_words;    /* EPW_WIRE_VERBS: until what is before them is done */
@@ -73,6 +74,14 @@ struct epw_fabric {
     uint32_t dials; /* so far: their numbers */
     waiter *waiters;
 };
+
+void epw_fabric_hold(epw_fabric *fabric) {
+    if (fabric != NULL) atomic_fetch_add_explicit(&fabric->holders, 1, memory_order_relaxed);
+}
+
+void epw_fabric_let_go(epw_fabric *fabric) {
+    if (fabric != NULL) atomic_fetch_sub_explicit(&fabric->holders, 1, memory_order_release);
+}
 
 epw_nic *epw_fabric_nic(const epw_fabric *fabric) {
     return fabric->nic;
@@ -650,6 +659,7 @@ epw_status epw_fabric_create(const epw_fabric_options *options, epw_fabric **out
 
 void epw_fabric_destroy(epw_fabric *fabric) {
     if (fabric == NULL || epw_fabric_inherited(fabric)) return;
+    if (atomic_load_explicit(&fabric->holders, memory_order_acquire) > 0) return;
     if (fabric->started) {
         uint64_t one = 1;
         pthread_mutex_lock(&fabric->lock);

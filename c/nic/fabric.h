@@ -39,6 +39,11 @@ uint32_t epw_fabric_wire(const epw_fabric *fabric, const epw_fabric_address *add
 epw_status epw_fabric_link(epw_fabric *fabric, uint32_t peer, const epw_fabric_address *address,
                            uint64_t deadline_ns, epw_where where, uint64_t *link);
 
+/* As long as somebody holds it epw_fabric_destroy does nothing: what a GPU may still write to stays with the
+ * process, and so does the thread that reports to it. NULL is allowed. */
+void epw_fabric_hold(epw_fabric *fabric);
+void epw_fabric_let_go(epw_fabric *fabric);
+
 epw_nic *epw_fabric_nic(const epw_fabric *fabric);
 
 /* The rank that it was created for. */

@@ -2,6 +2,7 @@
 #include "peer/peers.h"
 
 #include "base/log.h"
+#include "nic/fabric.h"
 #include "peer/tell.h"
 
 #include <stdlib.h>
@@ -16,6 +17,7 @@ epw_status epw_peers_create(epw_peers *peers, const epw_peers_options *options) 
     peers->what = options->what;
     peers->permitted = options->window.paths;
     peers->fabric = options->fabric;
+    epw_fabric_hold(peers->fabric);
     peers->depth = options->depth;
     pthread_mutex_init(&peers->lock, NULL);
     pthread_mutex_init(&peers->probe_lock, NULL);
@@ -49,6 +51,7 @@ void epw_peers_destroy(epw_peers *peers) {
     epw_imports_close(peers->kept);
     bool inherited = epw_peers_inherited(peers);
     epw_window_destroy(peers->window);
+    epw_fabric_let_go(peers->fabric);
     free(peers->imports);
     free(peers->routes);
     epw_traffic_free(peers->traffic, peers->lanes);

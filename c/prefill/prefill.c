@@ -241,11 +241,10 @@ void epw_prefill_destroy(epw_prefill *p) {
     }
     epw_peers_close_probe(&p->peers);
     if (p->gpu != NULL) {
-        /* If the GPU may still write into windows, the process keeps them and the leases. */
-        if (epw_prefill_gpu_leave(p)) {
-            epw_prefill_gpu_close(p);
-            epw_peers_destroy(&p->peers);
-        }
+        /* If the GPU may still write, the process keeps the buffer: see epw_buffer_destroy. */
+        if (!epw_prefill_gpu_leave(p)) return;
+        epw_prefill_gpu_close(p);
+        epw_peers_destroy(&p->peers);
         for (uint32_t i = 0; i < EPW_MAX_LANES; i++) pthread_mutex_destroy(&p->lanes[i].lock);
         free_parts(p);
         return;
