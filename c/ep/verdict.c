@@ -18,7 +18,9 @@ static void keep_members(epw_mask *mask, const epw_mask *members) {
 void epw_verdicts_begin(epw_verdicts *v, uint64_t report, uint64_t epoch_word, const epw_mask *members) {
     bool again = v->epoch_word == epoch_word && epoch_word != 0; /* it was not seen to begin */
     for (uint32_t i = EPW_PAST_EPOCHS - 1; i > 0 && !again; i--) v->past[i] = v->past[i - 1];
-    if (!again) v->past[0] = (epw_past){.members = v->members, .first = epw_word_step(v->epoch_word)};
+    if (!again)
+        v->past[0] =
+            (epw_past){.members = v->members, .first = epw_word_step(v->epoch_word), .next = v->next};
     if (v->epoch_word != 0 && !again) {
         bool of_it = epw_word_epoch(report) == epw_word_epoch(v->epoch_word);
         v->past[0].last = with_faults_of(of_it ? report : epw_report_none(v->epoch_word), v->taken_over);
@@ -104,16 +106,23 @@ static uint32_t of_past(const epw_verdicts *v, epw_past *past, uint32_t rank, ui
     return t.faulted ? EPW_VERDICT_FAULTED : EPW_VERDICT_CLEAN;
 }
 
+/* Reports have only the lower bits of steps, and would take so old a one for one to come. */
+static bool is_forgotten(uint64_t step, uint64_t next) {
+    return next > EPW_REPORT_STEPS_APART && step < next - EPW_REPORT_STEPS_APART;
+}
+
 uint32_t epw_verdicts_of(epw_verdicts *v, uint32_t rank, uint32_t epoch, uint64_t step, epw_load_reports load,
                          const void *context) {
     if (epoch == 0) return EPW_VERDICT_UNKNOWN;
     if (epoch == epw_word_epoch(v->epoch_word)) {
         if (step < epw_word_step(v->epoch_word)) return EPW_VERDICT_UNKNOWN;
+        if (is_forgotten(step, v->next)) return EPW_VERDICT_UNKNOWN;
         return step < v->next ? of_present(v, rank, step, load, context) : EPW_VERDICT_PENDING;
     }
     for (uint32_t i = 0; i < EPW_PAST_EPOCHS; i++) {
-        if (epoch == epw_word_epoch(v->past[i].last) && step >= v->past[i].first)
-            return of_past(v, &v->past[i], rank, step, load, context);
+        epw_past *past = &v->past[i];
+        if (epoch == epw_word_epoch(past->last) && step >= past->first && !is_forgotten(step, past->next))
+            return of_past(v, past, rank, step, load, context);
     }
     return EPW_VERDICT_UNKNOWN;
 }

@@ -434,6 +434,23 @@ static void a_fault_outlives_the_membership(void) {
     destroy(&g);
 }
 
+/* Steps far apart: reports hold only their lower bits. */
+static void an_old_step_is_forgotten(void) {
+    group g = make_group(2, 20000 * MS);
+    epw_buffer *b = g.of[0];
+    uint32_t verdict = 9;
+    begin(&g, 0, 3, 1, 5);
+    for (uint64_t i = 0; i < 8; i++) {
+        end_step(&g, 0, 5 + i * (EPW_REPORT_STEPS_APART - 1));
+        if (i > 0)
+            REFUSED(epw_checkpoint_verdict(b, 1, 5, &verdict), EPW_ERR_LIMIT, "verdict", 0, -1,
+                    "step 5 of epoch 1");
+    }
+    begin(&g, 0, 3, 2, UINT64_C(1) << 26);
+    REFUSED(epw_checkpoint_verdict(b, 1, 5, &verdict), EPW_ERR_LIMIT, "verdict", 0, -1, "step 5 of epoch 1");
+    destroy(&g);
+}
+
 static void bad_arguments_are_named(void) {
     group g = make_group(2, 20000 * MS);
     epw_buffer *b = g.of[0];
@@ -470,6 +487,7 @@ int main(int argc, char **argv) {
     a_lost_rank_leaves_the_step_to_the_others();
     a_rank_that_has_not_ended_a_step_faults_it();
     a_fault_outlives_the_membership();
+    an_old_step_is_forgotten();
     bad_arguments_are_named();
     return check_result("verdicts");
 }
