@@ -279,6 +279,7 @@ static inline bool epw_peers_revoked(const epw_peers *peers, uint32_t peer) {
 typedef struct epw_lent_rows {
     uint32_t key;
     uint32_t head_bytes;
+    uint64_t first;          /* where row 0 lies */
     uint64_t stride;         /* from row to row */
     const uint32_t *numbers; /* [range.count] of the rows */
 } epw_lent_rows;

@@ -57,13 +57,17 @@ void epw_remote_tell_kernels(const epw_peers *peers, uint32_t peer, uint64_t off
 bool epw_remote_is_flushed(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t areas);
 
 /* Lends memory of the caller, from which rows are posted on a lane: it is a region of the NIC until it is
- * taken back. 0: there is no room for it. */
-uint32_t epw_remotes_lend(const epw_peers *peers, uint32_t lane, const void *rows, uint64_t bytes);
+ * taken back. 0: there is no room for it. first [out]: where the first row lies in the region. */
+uint32_t epw_remotes_lend(const epw_peers *peers, uint32_t lane, const void *rows, uint64_t bytes,
+                          uint64_t *first);
 
-/* Waits, at most until until_ns, for the members to receive what was posted on the lane; for one that has
- * been given up only for a moment. Returns the first that has not; `ranks` if there is none. Called with the
- * lane locked, as is the next. */
-uint32_t epw_remotes_await_receipt(const epw_peers *peers, uint32_t lane, uint64_t until_ns);
+/* The first member that has not received what was posted on the lane; `ranks` if there is none. Those that
+ * have been given up are waited for only for a moment, `waited_ns` being how long it took so far. Called with
+ * the lane locked. */
+uint32_t epw_remotes_behind(const epw_peers *peers, uint32_t lane, uint64_t waited_ns);
+
+/* Between two looks at that, without the lane's lock, by a thread that has waited since `began`. */
+void epw_remotes_pause(const epw_peers *peers, uint64_t began, uint64_t now);
 
 /* Takes it back: nothing reads it once this returns. The connection to a member that has not received what
  * was posted on the lane is ended. */

@@ -7,6 +7,7 @@
 
 #include <sched.h>
 #include <time.h>
+#include <unistd.h>
 
 /* The number of entries of a range: one if its bytes fill the stride, and an entry can carry them all. */
 static uint32_t entries_of(const epw_range *range) {
@@ -60,7 +61,7 @@ static void post_lent_rows(posting *p, const epw_range *range) {
         epw_entry_write_both(entry, w->queue.pair, index,
                              (epw_place_of){range->offset + i * range->stride, w->its},
                              (epw_place_of){from + i * range->stride, w->own}, lent->head_bytes,
-                             (epw_place_of){lent->numbers[i] * lent->stride, rows},
+                             (epw_place_of){lent->first + lent->numbers[i] * lent->stride, rows},
                              (uint32_t)range->bytes - lent->head_bytes, EPW_SIGNAL_ERRORS);
     }
 }
@@ -145,11 +146,14 @@ bool epw_remote_is_flushed(const epw_peers *peers, uint32_t lane, uint32_t peer,
     return epw_queue_is_done(&w->queue, last);
 }
 
-uint32_t epw_remotes_lend(const epw_peers *peers, uint32_t lane, const void *rows, uint64_t bytes) {
-    epw_region region = {.base = (unsigned char *)(uintptr_t)rows,
+uint32_t epw_remotes_lend(const epw_peers *peers, uint32_t lane, const void *rows, uint64_t bytes,
+                          uint64_t *first) {
+    /* Adapters register memory from the beginning of a page on. */
+    *first = (uintptr_t)rows % (uintptr_t)sysconf(_SC_PAGESIZE);
+    epw_region region = {.base = (unsigned char *)((uintptr_t)rows - *first),
                          .rights = EPW_REGION_READ,
                          .count = 1,
-                         .stretches = {{0, bytes}}};
+                         .stretches = {{*first, bytes}}};
     epw_keys keys;
     epw_where where = {"lend", (int)peers->rank, -1};
     uint32_t place = epw_fabric_place(peers->fabric, lane);
@@ -167,8 +171,8 @@ static bool is_behind(const epw_peers *peers, uint32_t lane, uint32_t peer) {
            !epw_remote_is_broken(peers, lane, peer);
 }
 
-/* The first one that is waited for; `patient`: also if it has been given up. */
-static uint32_t first_behind(const epw_peers *peers, uint32_t lane, bool patient) {
+uint32_t epw_remotes_behind(const epw_peers *peers, uint32_t lane, uint64_t waited_ns) {
+    bool patient = waited_ns < EPW_FLUSH_NS;
     uint32_t peer = 0;
     while (peer < peers->ranks &&
            !(is_behind(peers, lane, peer) &&
@@ -177,19 +181,13 @@ static uint32_t first_behind(const epw_peers *peers, uint32_t lane, bool patient
     return peer;
 }
 
-uint32_t epw_remotes_await_receipt(const epw_peers *peers, uint32_t lane, uint64_t until_ns) {
-    uint64_t began = epw_now_ns(), now = began;
-    for (;;) {
-        uint32_t peer = first_behind(peers, lane, now - began < EPW_FLUSH_NS);
-        if (peer == peers->ranks || now >= until_ns) return peer;
-        if (now - began < peers->yield_ns) {
-            epw_remotes_drive(peers, now);
-            sched_yield();
-        } else {
-            epw_remotes_rest(peers);
-            nanosleep(&(struct timespec){0, 50000}, NULL);
-        }
-        now = epw_now_ns();
+void epw_remotes_pause(const epw_peers *peers, uint64_t began, uint64_t now) {
+    if (now - began < peers->yield_ns) {
+        epw_remotes_drive(peers, now);
+        sched_yield();
+    } else {
+        epw_remotes_rest(peers);
+        nanosleep(&(struct timespec){0, 50000}, NULL);
     }
 }
 

@@ -5,6 +5,7 @@
 #include "epwire.h"
 #include "nic/fabric.h"
 #include "nic/soft/strict.h"
+#include "peer/remote.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -112,6 +113,26 @@ static void *rank_main(void *argument) {
     return NULL;
 }
 
+/* An adapter registers memory from the beginning of a page on, but rows begin anywhere. */
+static void rows_are_lent_wherever_they_lie(void) {
+    static const uint32_t nics[] = {EPW_NIC_SOFT, EPW_NIC_FAKE};
+    unsigned char *memory = aligned_alloc(1 << 16, 1 << 17);
+    memset(memory, 0, 1 << 17);
+    for (uint32_t i = 0; i < 2; i++) {
+        epw_peers peers = {.rank = 0};
+        epw_fabric_options options = EPW_FABRIC_OPTIONS_INIT;
+        options.nic = nics[i];
+        CHECK_OK(epw_fabric_create(&options, &peers.fabric));
+        uint64_t first = 9;
+        uint32_t key = epw_remotes_lend(&peers, 0, memory + 16, 1 << 16, &first);
+        CHECK_MSG(key != 0 && first == 16, "NIC %u: key %u, first %llu: %s", nics[i], key,
+                  (unsigned long long)first, epw_last_error());
+        epw_remotes_take_back(&peers, 0, key);
+        epw_fabric_destroy(peers.fabric);
+    }
+    free(memory);
+}
+
 static void run(uint64_t deadline, bool frozen) {
     pthread_t threads[RANKS];
     deadline_ns = deadline;
@@ -121,6 +142,7 @@ static void run(uint64_t deadline, bool frozen) {
 }
 
 int main(void) {
+    rows_are_lent_wherever_they_lie();
     pthread_barrier_init(&barrier, NULL, RANKS);
     run(20000 * MS, false);
     KEEP_TIME(run(longer * 1000 * MS, true));

@@ -182,25 +182,32 @@ static void fill_outcome(const epw_lane *lane, epw_outcome *outcome) {
 
 /* Returns the rows that the call has lent to its caller, once all members have received them: bounded by the
  * call's deadline. The others are told from time to time for whom this rank waits, and at the end that it
- * waits no longer, unless the lane is somebody else's by then (`own`). */
+ * waits no longer. If the lane is not this call's any more (`own`), nobody is told, and what others post on
+ * it is not waited for: so it stays locked. */
 static void take_back(epw_buffer *b, epw_lane *lane, uint32_t lent, uint64_t deadline_ns, bool own) {
     epw_machine *m = &lane->machine;
     uint32_t index = epw_lane_index(b, lane), behind;
-    uint64_t now = epw_now_ns(), until = now + deadline_ns, quiet = b->config.deadline_ns / 2;
-    bool told = false, silent;
+    uint64_t began = epw_now_ns(), now = began, told = began, quiet = b->config.deadline_ns / 2;
+    uint64_t generation = lane->generation;
+    bool silent;
     for (;;) { /* ends when the deadline does */
-        behind = epw_remotes_await_receipt(&b->peers, index, until - now < quiet ? until : now + quiet);
+        behind = epw_remotes_behind(&b->peers, index, now - began);
+        if (behind == b->config.ranks || now - began >= deadline_ns) break;
+        if (own && now - told >= quiet) {
+            epw_lane_say_waiting(m, behind, deadline_ns, now);
+            epw_host_post_all(b, lane);
+            told = now;
+        }
+        if (own) epw_lane_unlock(b, lane);
+        epw_remotes_pause(&b->peers, began, now);
+        if (own) pthread_mutex_lock(&lane->lock);
+        own = own && lane->generation == generation;
         now = epw_now_ns();
-        if (behind == b->config.ranks || now >= until) break;
-        if (!own) continue;
-        epw_lane_say_waiting(m, behind, deadline_ns, now);
-        epw_host_post_all(b, lane);
-        told = true;
     }
     epw_remotes_take_back(&b->peers, index, lent);
     if (lane->host->lent == lent) lane->host->lent = 0;
     silent = now > m->spoke && epw_rule_silent(now - m->spoke, m->group_ns);
-    if (!own || !(told || silent)) return;
+    if (!own || !(told > began || silent)) return;
     epw_lane_say_waiting(m, EPW_BEACON_NONE, 0, now);
     epw_host_post_all(b, lane);
 }

@@ -32,9 +32,10 @@ struct epw_host_lane {
     epw_dispatch_output dispatch_output;
     epw_combine_output combine_output;
     bool nonblocking;
-    bool shortcut; /* own rows are taken from input.x, not from the slots */
-    bool streams;  /* rows are written with non-temporal stores, see EPW_CACHED_BYTES */
-    uint32_t lent; /* the key by which input.x is lent to the queues; 0: rows for queues are copied */
+    bool shortcut;       /* own rows are taken from input.x, not from the slots */
+    bool streams;        /* rows are written with non-temporal stores, see EPW_CACHED_BYTES */
+    uint32_t lent;       /* the key by which input.x is lent to the queues; 0: rows for queues are copied */
+    uint64_t lent_first; /* where it begins there */
 
     bool faulted; /* something that has ended since the last report was incomplete */
 

@@ -134,6 +134,7 @@ uint32_t epw_host_announce(epw_buffer *b, const epw_lane *lane, uint32_t peer, e
                             .count = lane->machine.peers[peer].sent};
     epw_lent_rows *lent = &lane->host->lent_rows;
     *lent = (epw_lent_rows){.key = lane->host->lent,
+                            .first = lane->host->lent_first,
                             .head_bytes = (uint32_t)b->layout.header_bytes,
                             .stride = epw_input_stride(&b->config, &lane->input, format),
                             .numbers = lane->host->sent_tokens + (size_t)peer * b->config.max_tokens};
@@ -158,7 +159,7 @@ static void lend_rows(epw_buffer *b, epw_lane *lane, const epw_dispatch_output *
     if (!as_they_lie || !stays || !host->streams || !epw_remotes_any(&b->peers)) return;
     uint64_t bytes = (lane->tokens - 1) * epw_input_stride(&b->config, &lane->input, format) +
                      epw_align(format->payload_bytes, 16);
-    host->lent = epw_remotes_lend(&b->peers, epw_lane_index(b, lane), in->x, bytes);
+    host->lent = epw_remotes_lend(&b->peers, epw_lane_index(b, lane), in->x, bytes, &host->lent_first);
 }
 
 epw_status epw_host_dispatch(epw_buffer *b, epw_lane *lane, const epw_dispatch_input *in,
