@@ -6,6 +6,7 @@
 #include <cuda_runtime_api.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -30,6 +31,14 @@ epw_status epw_fail_cuda(int error, epw_where where, const char *call) {
     epw_status code = known == cudaErrorMemoryAllocation ? EPW_ERR_NO_MEMORY : EPW_ERR_SYSTEM;
     return epw_fail(code, where, "%s: %s: %s (CUDA error %d)", call, cudaGetErrorName(known),
                     cudaGetErrorString(known), error);
+}
+
+epw_status epw_fail_cuda_bytes(int error, epw_where where, const char *call, uint64_t bytes, int32_t ordinal,
+                               const char *hint) {
+    char text[256];
+    snprintf(text, sizeof text, "%s of %llu bytes for GPU %d%s", call, (unsigned long long)bytes,
+             (int)ordinal, error == cudaErrorMemoryAllocation ? hint : "");
+    return epw_fail_cuda(error, where, text);
 }
 
 /* Why cudaGetDeviceCount found nothing. */
@@ -210,7 +219,7 @@ epw_status epw_cuda_alloc(int32_t ordinal, uint64_t bytes, epw_where where, void
     void *memory = NULL;
     cudaError_t error = cudaMalloc(&memory, bytes);
     if (error != cudaSuccess) {
-        status = epw_fail_cuda(error, where, "cudaMalloc");
+        status = epw_fail_cuda_bytes(error, where, "cudaMalloc", bytes, ordinal, "");
     } else {
         status = epw_cuda_zero(memory, bytes, where);
         if (status != EPW_OK) (void)cudaFree(memory);
@@ -230,9 +239,10 @@ void epw_cuda_free(int32_t ordinal, void *memory) {
     epw_cuda_leave_relaxed(&scope);
 }
 
-static epw_status pin(void *memory, uint64_t bytes, epw_where where, void **device) {
+static epw_status pin(int32_t ordinal, void *memory, uint64_t bytes, epw_where where, void **device) {
     cudaError_t error = cudaHostRegister(memory, bytes, cudaHostRegisterMapped | cudaHostRegisterPortable);
-    if (error != cudaSuccess) return epw_fail_cuda(error, where, "cudaHostRegister");
+    if (error != cudaSuccess)
+        return epw_fail_cuda_bytes(error, where, "cudaHostRegister", bytes, ordinal, "");
     error = cudaHostGetDevicePointer(device, memory, 0);
     if (error == cudaSuccess) return EPW_OK;
     (void)cudaHostUnregister(memory);
@@ -251,7 +261,7 @@ epw_status epw_cuda_host_alloc(int32_t ordinal, uint64_t bytes, epw_where where,
                           (unsigned long long)bytes);
     } else {
         memset(memory, 0, bytes);
-        status = pin(memory, bytes, where, device);
+        status = pin(ordinal, memory, bytes, where, device);
         if (status != EPW_OK) free(memory);
     }
     epw_cuda_leave_relaxed(&scope);

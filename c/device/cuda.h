@@ -56,6 +56,10 @@ bool epw_cuda_keeps_lines(int32_t ordinal);
  * EPW_ERR_SYSTEM. */
 epw_status epw_fail_cuda(int error, epw_where where, const char *call);
 
+/* The same of a call that was to have so many bytes. `hint`: what to do if there are not so many. */
+epw_status epw_fail_cuda_bytes(int error, epw_where where, const char *call, uint64_t bytes, int32_t ordinal,
+                               const char *hint);
+
 /* Allocates device memory, aligned to at least 256 bytes and zeroed by the time of return. NULL may be freed;
  * freeing waits for the GPU's running work. */
 epw_status epw_cuda_alloc(int32_t ordinal, uint64_t bytes, epw_where where, void **out);

@@ -31,6 +31,8 @@
  * keeps an IPC handle from exposing neighbouring allocations in the driver's blocks of the same size. */
 #define BLOCK_BYTES (UINT64_C(2) << 20)
 
+#define SMALLER     " (epw_plan_make and epw_prefill_plan itemise the window: make it smaller)"
+
 #define IPC_SEALS   (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL)
 
 /* ---- which GPU may use which -------------------------------------------------------------------- */
@@ -261,7 +263,8 @@ static epw_status ipc_export(void *memory, epw_where where, int *fd) {
 static epw_status ipc_create(uint64_t bytes, epw_where where, epw_memory *out) {
     void *memory = NULL;
     cudaError_t error = cudaMalloc(&memory, bytes);
-    if (error != cudaSuccess) return epw_fail_cuda(error, where, "cudaMalloc of a window");
+    if (error != cudaSuccess)
+        return epw_fail_cuda_bytes(error, where, "cudaMalloc of a window", bytes, out->ordinal, SMALLER);
     epw_status status = ipc_export(memory, where, &out->fd);
     if (status != EPW_OK) {
         (void)cudaFree(memory);
@@ -384,7 +387,8 @@ static epw_status allocate(uint32_t paths, uint64_t bytes, epw_where where, epw_
         if (error == CUDA_SUCCESS) return EPW_OK;
         bool refused = error == CUDA_ERROR_NOT_SUPPORTED || error == CUDA_ERROR_NOT_PERMITTED ||
                        error == CUDA_ERROR_INVALID_DEVICE;
-        if (!refused || !(asked & EPW_PATH_IPC)) return epw_fail_cuda((int)error, where, call);
+        if (!refused || !(asked & EPW_PATH_IPC))
+            return epw_fail_cuda_bytes((int)error, where, call, bytes, out->ordinal, SMALLER);
     } else if (asked == EPW_PATH_VMM) {
         return epw_fail(EPW_ERR_NO_PATH, where,
                         "GPU %d has no VMM handles that can be passed between processes, and config.paths "

@@ -24,6 +24,7 @@
 #endif
 
 #define PIECE_BYTES (UINT64_C(16) << 20)
+#define STEP_BYTES  (UINT64_C(1) << 20) /* an interrupted fallocate begins again */
 #define NO_LIMIT    UINT64_MAX
 #define SIZE_SEALS  (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
 
@@ -58,9 +59,17 @@ static epw_status map_private_to_process(int fd, uint64_t bytes, epw_where where
 static epw_status populate_piece(int fd, unsigned char *base, uint64_t offset, uint64_t bytes,
                                  epw_where where) {
     if (!madvise(base + offset, bytes, MADV_POPULATE_WRITE)) return EPW_OK;
-    if (errno != EINVAL) return memory_error(errno, where, "madvise(MADV_POPULATE_WRITE)", bytes);
-    if (fallocate(fd, 0, (off_t)offset, (off_t)bytes)) return memory_error(errno, where, "fallocate", bytes);
-    return EPW_OK;
+    /* EFAULT: a page cannot be had, and fallocate says why. */
+    if (errno != EINVAL && errno != EFAULT)
+        return memory_error(errno, where, "madvise(MADV_POPULATE_WRITE)", bytes);
+    bool bad_page = errno == EFAULT;
+    for (uint64_t done = 0; done < bytes; done += STEP_BYTES) {
+        uint64_t step = bytes - done < STEP_BYTES ? bytes - done : STEP_BYTES;
+        while (fallocate(fd, 0, (off_t)(offset + done), (off_t)step)) {
+            if (errno != EINTR) return memory_error(errno, where, "fallocate", bytes);
+        }
+    }
+    return bad_page ? memory_error(EFAULT, where, "madvise(MADV_POPULATE_WRITE)", bytes) : EPW_OK;
 }
 
 /* Populates piece by piece; a piece takes a few milliseconds, which is how late a timeout may be. */

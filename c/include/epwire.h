@@ -436,8 +436,9 @@ EPW_API epw_status epw_fabric_create(const epw_fabric_options *options, epw_fabr
 #define EPW_FABRIC_TEXT 800
 EPW_API const char *epw_fabric_describe(const epw_fabric *fabric, char *text);
 
-/* Ends its threads and connections. All buffers that used the fabric must have been destroyed before. NULL is
- * allowed. Does nothing in a forked child. */
+/* Ends its threads and connections. All buffers that used the fabric must have been destroyed before; if the
+ * process keeps one of them, because a GPU may still write to it, it keeps the fabric too. NULL is allowed.
+ * Does nothing in a forked child. */
 EPW_API void epw_fabric_destroy(epw_fabric *fabric);
 
 /* ---- 5. Buffer and membership -------------------------------------------------------------------------- */
@@ -590,8 +591,9 @@ enum {
 
 /* Ends a step of this buffer: tells all members whether everything that has ended since the last checkpoint
  * was complete. An operation counts for the step in which its combine ends. All members end the same steps.
- * `step` is at least the one at which the membership began, larger than any before, and at most EPW_STEP_MAX;
- * a step that is skipped has the verdict of the next one. epoch [out]: the present epoch, with which to ask
+ * `step` is at least the one at which the membership began, larger than any before, less than 2^22 after the
+ * last one or that one, and at most EPW_STEP_MAX; a step that is skipped has the verdict of the next one.
+ * epoch [out]: the present epoch, with which to ask
  * for the verdict. Waits for nobody. EPW_ERR_STATE: no membership yet, or CUDA: `stream` is under capture.
  * CUDA: enqueues on `stream` a kernel of one block, which runs after everything that calls have enqueued on
  * all lanes so far, and before what their next calls enqueue. The caller must order replays of graphs before
@@ -775,23 +777,24 @@ typedef struct epw_dispatch_output {
     uint32_t scale_order; /* 0: scales column-major; 1: row-major */
     uint32_t nonblocking; /* for epw_dispatch_receive: as in epw_dispatch_input */
     uint32_t reserved;
-    void *rows;       /* expert-major [E, M, payload]; rank-major [M, payload], source s from s*max_tokens on
-                         (NULL: read them in place, see epw_rows_view) */
-    void *scales;     /* expert-major, column-major: [E, K, M]; row-major: [E, M, K]; rank-major: the same
-                         with E = 1. UE8M0 column-major: i32 [E, ceil(K/4), M], exponent of channel block b
-                         in byte b%4 of word b/4, zero-padded */
-    void *sideband;   /* expert-major [E, M, sideband_bytes], rank-major [M, sideband_bytes] */
-    uint32_t *counts; /* rows per local expert [E] */
+    void *rows;     /* a multiple of 16: expert-major [E, M, payload]; rank-major [M, payload], source s from
+                       s*max_tokens on     (NULL: read them in place, see epw_rows_view) */
+    void *scales;   /* expert-major, column-major: [E, K, M]; row-major: [E, M, K]; rank-major: the same
+                       with E = 1. UE8M0 column-major: i32 [E, ceil(K/4), M], exponent of channel block b
+                       in byte b%4 of word b/4, zero-padded */
+    void *sideband; /* expert-major [E, M, sideband_bytes], rank-major [M, sideband_bytes] */
+    uint32_t *counts;        /* rows per local expert [E] */
     uint32_t *source_counts; /* rows per source rank [ranks] */
     uint32_t *ranges; /* [E, ranks, 2]: where each source rank's rows begin in the expert's list, and how
                          many there are; rank-major, that list is the expert's in expert_rows */
     uint64_t *packed_ranges; /* [E, ranks]: the same, packed as in DeepEP: the count in the lower 32 bits, the
                                 beginning in the upper */
     uint32_t *source_token;  /* expert-major [E, M], rank-major [M]: the row's token index at its source */
-    int32_t *row_experts;    /* rank-major [M, topk]: local expert id, -1 where the entry lives elsewhere */
-    float *row_weights;      /* rank-major [M, topk]: routing weights, 0 where the expert id is -1 */
-    uint32_t *expert_rows;   /* rank-major [E, M]: the rows of each local expert, counts[e] of them */
-    uint64_t *expert_totals; /* [E]: adds the tokens of each local physical expert */
+    int32_t
+        *row_experts;   /* rank-major [M, config.topk]: local expert id, -1 where the entry lives elsewhere */
+    float *row_weights; /* rank-major [M, config.topk]: routing weights, 0 where the expert id is -1 */
+    uint32_t *expert_rows;      /* rank-major [E, M]: the rows of each local expert, counts[e] of them */
+    uint64_t *expert_totals;    /* [E]: adds the tokens of each local physical expert */
     int32_t *expert_totals_i32; /* [E]: adds the same, modulo 2^32 */
     uint64_t *wait_ns; /* [ranks]: adds the time spent waiting for each source; on the host from the first
                           epw_ready on, if that came before the receiving half */
@@ -824,8 +827,8 @@ EPW_API void epw_combine_input_init(epw_combine_input *input);
 /* Where the combined tokens go. */
 typedef struct epw_combine_output {
     uint32_t size;
-    uint32_t nonblocking;    /* for epw_combine_receive: as in epw_dispatch_input */
-    void *out;               /* [n, hidden] of combine_dtype, dense. Tokens routed nowhere become zeros */
+    uint32_t nonblocking; /* for epw_combine_receive: as in epw_dispatch_input */
+    void *out; /* a multiple of 16: [n, hidden] of combine_dtype, dense. Tokens routed nowhere become zeros */
     uint16_t *contributions; /* [n, 2]: expert contributions arrived, expected; NULL if not wanted */
     uint64_t *wait_ns;       /* [ranks]: adds the time spent waiting for each peer; NULL if not wanted */
     void *stream;            /* for epw_combine_receive, CUDA: the cudaStream_t to enqueue on */
@@ -1496,7 +1499,7 @@ EPW_API epw_status epw_work_drop(epw_comm *comm, epw_work work);
  * are aligned to 16 bytes, other memory to its elements. A routing has room for ranks * max_tokens rows from
  * the start. EPW_HALF_COUNTS enqueues a kernel as well, which waits for the counts and ends:
  * epw_prefill_received is EPW_PENDING until they are there, and then no kernel of the operation runs until
- * the receiving half. A sending half counts
+ * the receiving half. If it was captured, epw_prefill_received is EPW_ERR_STATE. A sending half counts
  * nothing: after it epw_prefill_received is EPW_ERR_STATE until the receiving half has been called. A half
  * that is captured while the other one is not, or into another graph, is EPW_ERR_STATE.
  *
@@ -1611,12 +1614,13 @@ EPW_API epw_status epw_prefill_traffic(const epw_prefill *prefill, epw_traffic *
 EPW_API epw_status epw_routing_create(epw_prefill *prefill, epw_routing **out);
 
 /* Frees it. An operation of it that is under way, or of which a half is still to come, is given up: peers
- * find this rank missing from it (EPW_CAUSE_PARTIAL), now or when this rank's next call on the lane gets
- * there. Waits for nobody, and touches no memory of the operation afterwards. NULL is allowed. On a GPU work
- * that has been enqueued still runs, and graphs may be replayed: the routing's own memory is kept until that
- * work has run, or until epw_prefill_destroy if any call was captured. A program that captures repeatedly
- * should therefore use one routing for all captures. In a forked child this frees the child's memory, as
- * epw_prefill_destroy does then, and the parent's operation goes on. */
+ * find this rank missing from it (EPW_CAUSE_PARTIAL) if rows or answers are still to be sent, now or when
+ * this rank's next call on the lane gets there; what a sending half has sent arrives completely. Waits for
+ * nobody, and touches no memory of the operation afterwards. NULL is allowed. On a GPU work that has been
+ * enqueued still runs, and graphs may be replayed: the routing's own memory is kept until that work has run,
+ * or until epw_prefill_destroy if any call was captured. A program that captures repeatedly should therefore
+ * use one routing for all captures. In a forked child this frees the child's memory, as epw_prefill_destroy
+ * does then, and the parent's operation goes on. */
 EPW_API void epw_routing_free(epw_routing *routing);
 
 /* Where received rows go. E = local experts, C = capacity, K = scales per row. Rows of an expert or source
@@ -1642,7 +1646,7 @@ typedef struct epw_prefill_output {
                               next, and the places of lost sources; not their scales */
     uint32_t nonblocking;  /* for epw_prefill_receive: as in epw_dispatch_input */
     uint64_t capacity;     /* C, below 2^32 - 1; expert-major: below that divided by E */
-    void *rows;            /* payloads */
+    void *rows;            /* payloads; a multiple of 16 */
     void
         *scales; /* row-major [C, K], column-major [K, stride] with columns of C scales, each rounded up to 16
                     bytes; expert-major one of these for each expert. UE8M0: i32 with four exponents,
@@ -1660,9 +1664,9 @@ typedef struct epw_prefill_output {
     int32_t *row_token;    /* [C]: token index there, -1 as above */
     int32_t *row_position; /* packed and expert-major [C]: which of the token's top-k, -1 as above */
     float *row_weight;     /* packed and expert-major [C]: routing weight, 0 as above */
-    int32_t *row_experts;  /* dense and rank-major [C, topk]: local expert ids, -1 where the entry lives
-                              elsewhere, and as above */
-    float *row_weights;    /* dense and rank-major [C, topk]: routing weights, 0 where the id is -1 */
+    int32_t *row_experts;  /* dense and rank-major [C, config.ep.topk]: local expert ids, -1 where the entry
+                              lives  elsewhere, and as above */
+    float *row_weights; /* dense and rank-major [C, config.ep.topk]: routing weights, 0 where the id is -1 */
     uint64_t *ranges; /* packed and expert-major [E, ranks], packed as in DeepEP: the lower 32 bits count the
                          rows of the expert from each source (0 for one that was lost), the upper 32 bits are
                          the index of the first of them among the expert's rows */
@@ -1725,7 +1729,7 @@ typedef struct epw_prefill_combine_input {
                                   at dispatch; NULL: those */
     const float *topk_weights; /* ordered: [n, topk] of this rank's own tokens, in place of the weights given
                                   at dispatch; NULL: those */
-    const float *row_values;   /* packed and expert-major [rows], else [rows, topk]: carried back to
+    const float *row_values;   /* packed and expert-major [rows], else [rows, config.ep.topk]: carried back to
                                   epw_prefill_combine_output.values. All ranks pass it, or none does: it is
                                   not NULL even without rows, if other ranks give it */
     const void *bias[2];  /* [n, width] of combine_dtype: added to this rank's own tokens last, bias[0] before
@@ -1744,7 +1748,8 @@ EPW_API void epw_prefill_combine_input_init(epw_prefill_combine_input *input);
 typedef struct epw_prefill_combine_output {
     uint32_t size;
     uint32_t nonblocking; /* for epw_prefill_collect: as in epw_dispatch_input */
-    void *out; /* [n, width] of combine_dtype, dense. Tokens routed nowhere become zeros plus the bias */
+    void *out; /* a multiple of 16: [n, width] of combine_dtype, dense. Tokens routed nowhere become zeros
+                  plus the bias */
     uint16_t *contributions; /* [n, 2]: expert contributions arrived, expected */
     uint32_t *lacks;   /* [n, ceil(ranks/32)]: bit r%32 of word r/32 is set if the sum lacks the answer of
                           rank r */

@@ -67,8 +67,9 @@ struct epw_peers_gpu {
     atomic_bool probed; /* words have been copied */
 
     /* For peers behind queues; NULL if there can be none. */
-    epw_gpu_way *ways; /* [lanes][EPW_GPU_PEERS], in device memory */
-    uint64_t *marks;   /* and of each [epw_queue_depth] */
+    epw_gpu_way *ways;  /* [lanes][EPW_GPU_PEERS], in device memory */
+    uint64_t *marks;    /* and of each [epw_queue_depth] */
+    uint64_t *no_marks; /* zeros, pinned: with these marks begin */
     pthread_mutex_t rings_lock;
     unsigned char *rings;                  /* that nobody uses, see remote_gpu.c */
     struct epw_gpu_entries *spare_entries; /* the same of those on the GPU */

@@ -162,6 +162,10 @@ epw_status epw_remote_gpu_open(epw_peers *peers, epw_where where) {
     uint64_t marks = epw_remote_gpu_marks_bytes(peers->lanes, peers->ranks, peers->depth);
     status = epw_cuda_alloc(g->device, marks, where, &at);
     if (status == EPW_OK) g->marks = at;
+    void *unused;
+    if (status == EPW_OK)
+        status = epw_cuda_host_alloc(g->device, peers->depth * sizeof g->marks[0], where, &at, &unused);
+    if (status == EPW_OK) g->no_marks = at;
     return status == EPW_OK ? open_arrivals(peers, where) : status;
 }
 
@@ -184,6 +188,7 @@ void epw_remote_gpu_close(epw_peers *peers) {
     epw_direct_close(peers);
     epw_cuda_free(g->device, g->ways);
     epw_cuda_free(g->device, g->marks);
+    epw_cuda_host_free(g->device, g->no_marks);
     pthread_mutex_destroy(&g->rings_lock);
 }
 
@@ -199,7 +204,8 @@ epw_status epw_remote_gpu_enter(const epw_peers *peers, uint32_t peer, const epw
         epw_gpu_way *way = &g->pinned->ways[lane][peer];
         *way = ways[lane];
         way->queue.marks = marks;
-        error = cudaMemsetAsync(marks, 0, depth * sizeof *marks, g->stream);
+        /* Not a memset, which may be a kernel, and have to wait for one that waits. */
+        error = cudaMemcpyAsync(marks, g->no_marks, depth * sizeof *marks, cudaMemcpyDefault, g->stream);
         if (error == cudaSuccess)
             error = cudaMemcpyAsync(&g->ways[(size_t)lane * EPW_GPU_PEERS + peer], way, sizeof *way,
                                     cudaMemcpyDefault, g->stream);

@@ -16,7 +16,7 @@ typedef struct epw_sight {
     uint64_t dropped;    /* the peer's DROPPED word */
     uint64_t epoch_word; /* the peer's epoch word */
     uint64_t word;       /* the awaited word */
-#if !defined(__CUDACC__) /* kernels reach only mapped peers */
+#if !defined(__CUDACC__) /* kernels judge that themselves */
     bool broken;         /* the peer is behind a queue that carries nothing any more; read first */
 #endif
 } epw_sight;

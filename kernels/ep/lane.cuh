@@ -2,8 +2,8 @@
 // that it leaves for the next kernel.
 //
 // Each block reads and writes a turn of its own, and blocks do not wait for one another at the end, except blocks in trouble:
-// those that gave up or refused a peer, waited long, or have something to add to the caller's sums. One of these waits until all
-// blocks are out, and closes the operation for all of them, alone. All blocks of a kernel are co-resident (c/ep/gpu/sms.h),
+// those that gave up or refused a peer, waited long, found a bad id, or began without an active peer. One of these waits until
+// all blocks are out, and closes the operation for all of them, alone. All blocks of a kernel are co-resident (c/ep/gpu/sms.h),
 // so that wait is short unless other work occupies the SMs. It is bounded: after its deadline the operation is
 // closed without the blocks that have not begun, and the closing block delivers everything. It first moves the stage in all
 // turns. A block that begins after that finds the lane in the stage of the next kernel, and an out_blocks below `closed`: it adds

@@ -1,8 +1,8 @@
 /* What kernels know of a group, shared by host C and CUDA: one epw_gpu_peers per lane in device memory. It knows neither tokens
  * nor experts. Kernels are given its address, and read from it at run time everything that may change between replays of a graph.
  *
- * Writers: the host, while no kernel of the lane runs (c/peer/gpu.c: creation, connect); the kernels of membership.cu, in stream
- * order; and the lane's own kernels. */
+ * Writers: the host, at creation, and at connect what belongs to a rank that is no member, of which kernels that run meanwhile
+ * read nothing (c/peer/gpu.c); the kernels of membership.cu, in stream order; and the lane's own kernels. */
 #ifndef EPW_KERNELS_PEER_CONTEXT_H
 #define EPW_KERNELS_PEER_CONTEXT_H
 

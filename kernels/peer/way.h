@@ -1,5 +1,6 @@
 /* The queue through which a lane's kernels reach a peer whose window is not mapped, shared by host C and CUDA. It lies in device
- * memory, except for the ring of entries, which is in pinned host memory where the software NIC fetches it. */
+ * memory, except for the ring of entries: that is in pinned host memory, where the software NIC fetches it, or on the GPU if an
+ * adapter does (EPWIRE_RINGS). */
 #ifndef EPW_KERNELS_PEER_WAY_H
 #define EPW_KERNELS_PEER_WAY_H
 

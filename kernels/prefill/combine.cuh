@@ -371,6 +371,7 @@ template <typename T, bool Queues> struct AnswerMover {
         uint32_t mask = 0;
         if (reads) {
             const bool good = head.kind == EPW_MESSAGE_ROW && head.op == o.op && head.format == a.call.hash;
+            here = good;
             if (good) {
                 mask = head.token;
                 row = slot + l.answer_head;

@@ -1,6 +1,6 @@
 // Loads, stores, atomics and fences, named after their scope and memory order. All inline PTX of the kernels lives in this
-// folder. No load uses ld.global.nc: while a kernel runs, peers write the windows, and the preceding kernels of its stream may
-// still write its inputs.
+// folder, except that of queues, which the host shares (c/nic/order.h). No load uses ld.global.nc: while a kernel runs, peers
+// write the windows, and the preceding kernels of its stream may still write its inputs.
 #pragma once
 
 #include <cstdint>

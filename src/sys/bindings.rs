@@ -780,8 +780,9 @@ unsafe extern "C" {
     ) -> *const ::core::ffi::c_char;
 }
 unsafe extern "C" {
-    /** Ends its threads and connections. All buffers that used the fabric must have been destroyed before. NULL is
- allowed. Does nothing in a forked child.*/
+    /** Ends its threads and connections. All buffers that used the fabric must have been destroyed before; if the
+ process keeps one of them, because a GPU may still write to it, it keeps the fabric too. NULL is allowed.
+ Does nothing in a forked child.*/
     pub fn epw_fabric_destroy(fabric: *mut epw_fabric);
 }
 #[repr(C)]
@@ -1010,8 +1011,9 @@ pub const EPW_VERDICT_FAULTED: u32 = 2;
 unsafe extern "C" {
     /** Ends a step of this buffer: tells all members whether everything that has ended since the last checkpoint
  was complete. An operation counts for the step in which its combine ends. All members end the same steps.
- `step` is at least the one at which the membership began, larger than any before, and at most EPW_STEP_MAX;
- a step that is skipped has the verdict of the next one. epoch [out]: the present epoch, with which to ask
+ `step` is at least the one at which the membership began, larger than any before, less than 2^22 after the
+ last one or that one, and at most EPW_STEP_MAX; a step that is skipped has the verdict of the next one.
+ epoch [out]: the present epoch, with which to ask
  for the verdict. Waits for nobody. EPW_ERR_STATE: no membership yet, or CUDA: `stream` is under capture.
  CUDA: enqueues on `stream` a kernel of one block, which runs after everything that calls have enqueued on
  all lanes so far, and before what their next calls enqueue. The caller must order replays of graphs before
@@ -1465,8 +1467,8 @@ pub struct epw_dispatch_output {
     /// for epw_dispatch_receive: as in epw_dispatch_input
     pub nonblocking: u32,
     pub reserved: u32,
-    /** expert-major [E, M, payload]; rank-major [M, payload], source s from s*max_tokens on
-(NULL: read them in place, see epw_rows_view)*/
+    /** a multiple of 16: expert-major [E, M, payload]; rank-major [M, payload], source s from
+s*max_tokens on     (NULL: read them in place, see epw_rows_view)*/
     pub rows: *mut ::core::ffi::c_void,
     /** expert-major, column-major: [E, K, M]; row-major: [E, M, K]; rank-major: the same
 with E = 1. UE8M0 column-major: i32 [E, ceil(K/4), M], exponent of channel block b
@@ -1486,9 +1488,9 @@ beginning in the upper*/
     pub packed_ranges: *mut u64,
     /// expert-major [E, M], rank-major [M]: the row's token index at its source
     pub source_token: *mut u32,
-    /// rank-major [M, topk]: local expert id, -1 where the entry lives elsewhere
+    /// rank-major [M, config.topk]: local expert id, -1 where the entry lives elsewhere
     pub row_experts: *mut i32,
-    /// rank-major [M, topk]: routing weights, 0 where the expert id is -1
+    /// rank-major [M, config.topk]: routing weights, 0 where the expert id is -1
     pub row_weights: *mut f32,
     /// rank-major [E, M]: the rows of each local expert, counts[e] of them
     pub expert_rows: *mut u32,
@@ -1653,7 +1655,7 @@ pub struct epw_combine_output {
     pub size: u32,
     /// for epw_combine_receive: as in epw_dispatch_input
     pub nonblocking: u32,
-    /// [n, hidden] of combine_dtype, dense. Tokens routed nowhere become zeros
+    /// a multiple of 16: [n, hidden] of combine_dtype, dense. Tokens routed nowhere become zeros
     pub out: *mut ::core::ffi::c_void,
     /// [n, 2]: expert contributions arrived, expected; NULL if not wanted
     pub contributions: *mut u16,
@@ -3174,12 +3176,13 @@ unsafe extern "C" {
 }
 unsafe extern "C" {
     /** Frees it. An operation of it that is under way, or of which a half is still to come, is given up: peers
- find this rank missing from it (EPW_CAUSE_PARTIAL), now or when this rank's next call on the lane gets
- there. Waits for nobody, and touches no memory of the operation afterwards. NULL is allowed. On a GPU work
- that has been enqueued still runs, and graphs may be replayed: the routing's own memory is kept until that
- work has run, or until epw_prefill_destroy if any call was captured. A program that captures repeatedly
- should therefore use one routing for all captures. In a forked child this frees the child's memory, as
- epw_prefill_destroy does then, and the parent's operation goes on.*/
+ find this rank missing from it (EPW_CAUSE_PARTIAL) if rows or answers are still to be sent, now or when
+ this rank's next call on the lane gets there; what a sending half has sent arrives completely. Waits for
+ nobody, and touches no memory of the operation afterwards. NULL is allowed. On a GPU work that has been
+ enqueued still runs, and graphs may be replayed: the routing's own memory is kept until that work has run,
+ or until epw_prefill_destroy if any call was captured. A program that captures repeatedly should therefore
+ use one routing for all captures. In a forked child this frees the child's memory, as epw_prefill_destroy
+ does then, and the parent's operation goes on.*/
     pub fn epw_routing_free(routing: *mut epw_routing);
 }
 /** Where received rows go. E = local experts, C = capacity, K = scales per row. Rows of an expert or source
@@ -3213,7 +3216,7 @@ next, and the places of lost sources; not their scales*/
     pub nonblocking: u32,
     /// C, below 2^32 - 1; expert-major: below that divided by E
     pub capacity: u64,
-    /// payloads
+    /// payloads; a multiple of 16
     pub rows: *mut ::core::ffi::c_void,
     /** row-major [C, K], column-major [K, stride] with columns of C scales, each rounded up to 16
 bytes; expert-major one of these for each expert. UE8M0: i32 with four exponents,
@@ -3243,10 +3246,10 @@ places beyond the last row, lost sources*/
     pub row_position: *mut i32,
     /// packed and expert-major [C]: routing weight, 0 as above
     pub row_weight: *mut f32,
-    /** dense and rank-major [C, topk]: local expert ids, -1 where the entry lives
-elsewhere, and as above*/
+    /** dense and rank-major [C, config.ep.topk]: local expert ids, -1 where the entry
+lives  elsewhere, and as above*/
     pub row_experts: *mut i32,
-    /// dense and rank-major [C, topk]: routing weights, 0 where the id is -1
+    /// dense and rank-major [C, config.ep.topk]: routing weights, 0 where the id is -1
     pub row_weights: *mut f32,
     /** packed and expert-major [E, ranks], packed as in DeepEP: the lower 32 bits count the
 rows of the expert from each source (0 for one that was lost), the upper 32 bits are
@@ -3435,7 +3438,7 @@ at dispatch; NULL: those*/
     /** ordered: [n, topk] of this rank's own tokens, in place of the weights given
 at dispatch; NULL: those*/
     pub topk_weights: *const f32,
-    /** packed and expert-major [rows], else [rows, topk]: carried back to
+    /** packed and expert-major [rows], else [rows, config.ep.topk]: carried back to
 epw_prefill_combine_output.values. All ranks pass it, or none does: it is
 not NULL even without rows, if other ranks give it*/
     pub row_values: *const f32,
@@ -3517,7 +3520,8 @@ pub struct epw_prefill_combine_output {
     pub size: u32,
     /// for epw_prefill_collect: as in epw_dispatch_input
     pub nonblocking: u32,
-    /// [n, width] of combine_dtype, dense. Tokens routed nowhere become zeros plus the bias
+    /** a multiple of 16: [n, width] of combine_dtype, dense. Tokens routed nowhere become zeros
+plus the bias*/
     pub out: *mut ::core::ffi::c_void,
     /// [n, 2]: expert contributions arrived, expected
     pub contributions: *mut u16,

@@ -358,6 +358,26 @@ static void memory_of_a_captured_routing_is_kept_as_long_as_the_buffer(void) {
 }
 
 /* Kernels would access it all the same, which ends the CUDA context. */
+/* The memory where counts go still has those of an earlier dispatch. */
+static void captured_counts_are_not_known(void) {
+    epw_prefill *p = make_alone();
+    epw_routing *r = make_routing(p);
+    epw_dispatch_input in = input_on(FIRST_STREAM, 0);
+    epw_prefill_output out = EPW_PREFILL_OUTPUT_INIT;
+    out.capacity = N * K;
+    out.stream = FIRST_STREAM;
+    CHECK_OK(dispatch(p, r, FIRST_STREAM, 0));
+    CHECK_OK(received(p, r));
+    fake.captured = 1;
+    CHECK_OK(epw_prefill_dispatch(p, r, &in, EPW_ROUTE_NEW, EPW_HALF_COUNTS, NULL, NULL));
+    REFUSED(received(p, r), EPW_ERR_STATE, "received", 0, -1, "the counts were captured");
+    CHECK_OK(epw_prefill_receive(p, r, &out, NULL));
+    fake.captured = 0;
+    CHECK_OK(received(p, r)); /* of the last replay */
+    epw_routing_free(r);
+    destroy_alone(p);
+}
+
 static void misaligned_scales_are_refused(void) {
     epw_prefill *p = make_alone();
     epw_routing *r = make_routing(p);
@@ -534,6 +554,7 @@ int main(void) {
     memory_of_a_routing_is_kept_while_its_kernel_may_run();
     memory_of_a_captured_routing_is_kept_as_long_as_the_buffer();
     both_halves_are_in_the_same_graph_or_in_none();
+    captured_counts_are_not_known();
     misaligned_scales_are_refused();
     memory_of_no_rows_is_not_looked_at();
     a_child_frees_routings_of_operations_under_way();

@@ -325,6 +325,10 @@ epw_status epw_prefill_gpu_received(epw_prefill *p, epw_routing *r, uint32_t lay
             EPW_ERR_STATE, where,
             "on a GPU a sending half counts nothing: call the receiving half first, or begin with "
             "EPW_HALF_COUNTS");
+    if (r->busy && m->capture != 0)
+        return epw_fail(
+            EPW_ERR_STATE, where,
+            "the counts were captured: they are known only in replays, so a capacity must be given");
     epw_status status = m->order.enqueued ? look_at(p, m, where) : EPW_OK;
     if (status != EPW_OK) return status;
     *rows = extent_of(p, m->told, layout, alignment);
