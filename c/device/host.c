@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/bits.h"
 #include "base/clock.h"
 #include "device/memory_limit.h"
 
@@ -23,6 +24,8 @@
 #define MADV_POPULATE_WRITE 23
 #endif
 
+/* The largest page of any kernel. Windows are whole multiples of it, so that hosts agree on their size. */
+#define PAGE_MOST   (UINT64_C(64) << 10)
 #define PIECE_BYTES (UINT64_C(16) << 20)
 #define STEP_BYTES  (UINT64_C(1) << 20) /* an interrupted fallocate begins again */
 #define NO_LIMIT    UINT64_MAX
@@ -111,11 +114,10 @@ static int create_memfd(void) {
 static epw_status host_create(int32_t ordinal, uint32_t paths, uint64_t bytes, epw_where where,
                               epw_memory *out) {
     (void)ordinal, (void)paths; /* there is one host, and one way to share its memory */
-    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
-    if (bytes == 0 || bytes > (uint64_t)INT64_MAX - page || bytes > SIZE_MAX - page)
+    if (bytes == 0 || bytes > (uint64_t)INT64_MAX - PAGE_MOST || bytes > SIZE_MAX - PAGE_MOST)
         return epw_fail(EPW_ERR_LIMIT, where, "a window of %llu bytes cannot be mapped",
                         (unsigned long long)bytes);
-    bytes = (bytes + page - 1) / page * page;
+    bytes = epw_align(bytes, PAGE_MOST);
     epw_status status = epw_memory_limit_check("", "a window", bytes, where);
     if (status != EPW_OK) return status;
 
