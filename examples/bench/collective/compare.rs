@@ -68,6 +68,7 @@ mod tests {
             bytes: 8,
             heap: false,
             out_of_place: figures,
+            copy_us: None,
             in_place: None
         })
         .to_string()

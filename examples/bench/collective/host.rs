@@ -9,6 +9,7 @@ use half::{bf16, f16};
 use super::data::{Case, Small};
 use super::{Collective, Figures, Row, Type, report};
 use crate::args::Args;
+use crate::floor::{Floor, Traffic};
 use crate::samples::{Meeting, Samples, complete, now};
 use crate::{Error, ranks};
 
@@ -36,6 +37,21 @@ pub fn measure(args: &Args, group: &Group, _local_rank: u32) -> Result<ExitCode,
     report(args, group, &rows, "")
 }
 
+/// A copy of all that ranks receive out of place, from memory of the same extent; `None` if the collective computes, or
+/// moves nothing.
+fn copied(collective: Collective, ranks: u64, bytes: u64) -> Option<Traffic> {
+    let (received, extent) = match collective {
+        Collective::AllReduce | Collective::Reduce | Collective::ReduceScatter | Collective::Barrier => {
+            return None;
+        }
+        Collective::AllGather => (ranks * bytes, (ranks + 1) * bytes),
+        Collective::AllToAll | Collective::SendRecv => (ranks * bytes, 2 * ranks * bytes),
+        Collective::Broadcast => ((ranks - 1) * bytes, ranks * bytes),
+        Collective::Gather | Collective::Scatter => (bytes, 2 * bytes),
+    };
+    (received > 0).then_some(Traffic { read: received, written: received, extent })
+}
+
 struct Subject<'a> {
     bytes: u64,
     args: &'a Args,
@@ -60,6 +76,10 @@ impl Subject<'_> {
         };
         let out_of_place = run(self, collective, false)?;
         let in_place = if collective.has_in_place() { run(self, collective, true)? } else { None };
+        let copy = match copied(collective, u64::from(self.comm.ranks()), self.bytes) {
+            Some(traffic) => Some(Floor::measure(self.group, self.meeting, &traffic, self.args.threads)?.us),
+            None => None,
+        };
         Ok(out_of_place.map(|out_of_place| Row {
             collective,
             r#type,
@@ -68,6 +88,7 @@ impl Subject<'_> {
             bytes: self.bytes,
             heap: self.args.heap,
             out_of_place,
+            copy_us: copy,
             in_place,
         }))
     }

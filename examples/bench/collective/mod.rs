@@ -69,6 +69,10 @@ pub struct Row {
     /// Tensors lie in memory of the communicator.
     pub heap: bool,
     pub out_of_place: Figures,
+    /// On the host, of what only moves bytes: how long the machine's best copy of what the ranks receive out of place
+    /// takes, by all of them at once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub copy_us: Option<f64>,
     /// Absent if there is no such call.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub in_place: Option<Figures>,
@@ -163,6 +167,8 @@ fn table(rows: &[Row]) -> Table {
         "alg GB/s",
         "bus GB/s",
         "#wrong",
+        "copy us",
+        "of it",
         "in place us",
         "alg GB/s",
         "bus GB/s",
@@ -179,10 +185,18 @@ fn table(rows: &[Row]) -> Table {
                 ]
             })
         };
+        let copy = row.copy_us.map_or_else(Default::default, |copy| {
+            [us(copy), format!("{:.2}", copy / row.out_of_place.p50_us)]
+        });
         let [name, size, kind] = [word(&row.collective), words(row.bytes), word(&row.r#type)];
         table.add_row(
-            [[name, size, kind].to_vec(), of(Some(row.out_of_place)).to_vec(), of(row.in_place).to_vec()]
-                .concat(),
+            [
+                [name, size, kind].to_vec(),
+                of(Some(row.out_of_place)).to_vec(),
+                copy.to_vec(),
+                of(row.in_place).to_vec(),
+            ]
+            .concat(),
         );
     }
     table.column_iter_mut().skip(1).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
@@ -206,6 +220,7 @@ mod tests {
                 bytes,
                 heap: false,
                 out_of_place: figures(out_of_place),
+                copy_us: None,
                 in_place: in_place.map(figures),
             }
         };

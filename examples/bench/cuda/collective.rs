@@ -108,6 +108,7 @@ impl Subject<'_> {
             bytes,
             heap: self.args.heap,
             out_of_place: run(false)?,
+            copy_us: None,
             in_place: collective.has_in_place().then(|| run(true)).transpose()?,
         })
     }
