@@ -702,6 +702,42 @@ static void what_is_not_there_is_not_needed(void) {
     close_comms(&c);
 }
 
+/* ---- calls with equal blocks ---- */
+
+/* The calls that no other test makes: the cases below give operations to epw_group. */
+static void run_equal_blocks(uint32_t rank, void *context) {
+    const comms *c = context;
+    static const uint64_t counts[] = {1, 1000, LEFT_OUT_MAX};
+    uint32_t *own = calloc(LEFT_OUT_MAX * FEW, sizeof *own), *got = calloc(LEFT_OUT_MAX * FEW, sizeof *got);
+    if (own == NULL || got == NULL) abort();
+    for (uint32_t i = 0; i < 3; i++) {
+        uint64_t n = counts[i], bad = 0;
+        epw_outcome outcome = EPW_OUTCOME_INIT;
+#define SENT(from, e) ((uint32_t)((from)*1000003u + i + (e)))
+        for (uint64_t e = 0; e < n * FEW; e++) own[e] = SENT(rank, e);
+        CHECK_OK(epw_reduce_scatter(c->of[rank], own, got, n, EPW_TYPE_U32, EPW_MAX, NULL, &outcome));
+        bad += outcome.degraded;
+        for (uint64_t e = 0; e < n; e++) bad += got[e] != SENT(FEW - 1, rank * n + e);
+        CHECK_OK(epw_all_gather(c->of[rank], own, got, n, EPW_TYPE_U32, NULL, &outcome));
+        bad += outcome.degraded;
+        for (uint64_t e = 0; e < n * FEW; e++) bad += got[e] != SENT((uint32_t)(e / n), e % n);
+        CHECK_OK(epw_all_to_all(c->of[rank], own, got, n, EPW_TYPE_U32, NULL, &outcome));
+        bad += outcome.degraded;
+        for (uint64_t e = 0; e < n * FEW; e++) bad += got[e] != SENT((uint32_t)(e / n), rank * n + e % n);
+#undef SENT
+        CHECK_MSG(bad == 0, "rank %u, count %" PRIu64 ": %" PRIu64 " wrong", rank, n, bad);
+    }
+    free(own);
+    free(got);
+}
+
+static void calls_with_equal_blocks_have_their_results(void) {
+    comms c = open_comms(FEW, (epw_comm_config)EPW_COMM_CONFIG_INIT);
+    activate_comms(&c, 1);
+    on_all(FEW, run_equal_blocks, &c);
+    close_comms(&c);
+}
+
 /* ---- memory that is lent ---- */
 
 /* A small sum in place overwrites what another rank may still have to read: it is never lent. */
@@ -771,6 +807,7 @@ static void numbers_of_collectives_wrap_around(void) {
 
 int main(void) {
     what_is_not_there_is_not_needed();
+    calls_with_equal_blocks_have_their_results();
     small_sums_in_place_lend_nothing();
     much_is_lent_in_pieces();
     numbers_of_collectives_wrap_around();
