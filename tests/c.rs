@@ -65,6 +65,28 @@ fn the_header_alone_is_strict_cxx11() {
     }
 }
 
+/// Only a function that `tests/c/init.c` compares with its macro is known to set the same.
+#[test]
+fn every_initialiser_is_compared() {
+    let compared = fs::read_to_string(root().join("tests/c/init.c")).unwrap();
+    for name in initialisers() {
+        let function = format!("{}_init", name.to_lowercase());
+        assert!(compared.contains(&function), "tests/c/init.c does not compare {function}");
+    }
+}
+
+/// The macros `NAME_INIT` of the header, without their ending.
+fn initialisers() -> Vec<String> {
+    let header = fs::read_to_string(root().join("c/include/epwire.h")).unwrap();
+    let names: Vec<String> = header
+        .lines()
+        .filter_map(|line| line.strip_prefix("#define ")?.split_whitespace().next()?.strip_suffix("_INIT"))
+        .map(str::to_owned)
+        .collect();
+    assert!(names.iter().any(|name| name == "EPW_CONFIG"), "no initialisers found in the header");
+    names
+}
+
 /// Compiles the header alone, and a use of every initialiser in it, which `initialise` writes for its name and type.
 fn compile_header(
     compiler: &[String],
@@ -72,16 +94,10 @@ fn compile_header(
     standard: &str,
     initialise: impl Fn(&str, &str) -> String,
 ) {
-    let header = fs::read_to_string(root().join("c/include/epwire.h")).unwrap();
-    let initialisers = header
-        .lines()
-        .filter_map(|line| line.strip_prefix("#define ")?.split_whitespace().next()?.strip_suffix("_INIT"))
-        .map(|name| initialise(name, &name.to_lowercase()))
-        .collect::<String>();
-    assert!(initialisers.contains("epw_config_"), "no initialisers found in the header");
+    let uses = initialisers().iter().map(|name| initialise(name, &name.to_lowercase())).collect::<String>();
 
     let source = tmp().join(format!("header.{language}"));
-    fs::write(&source, format!("#include \"epwire.h\"\n{initialisers}")).unwrap();
+    fs::write(&source, format!("#include \"epwire.h\"\n{uses}")).unwrap();
     let mut command = command(compiler);
     command.args([standard, "-fsyntax-only", "-x", language]).args(STRICT).args(includes()).arg(&source);
     succeed(command, "header");

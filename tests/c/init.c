@@ -2,9 +2,11 @@
 #include "check.h"
 #include "epwire.h"
 
+#include <stddef.h>
 #include <string.h>
 
-/* None of these structs has padding, so every byte belongs to a field. */
+/* None of the structs that it is used for has padding, so every byte belongs to a field. tests/c.rs sees that
+ * no initialiser of the header is forgotten here. */
 #define SAME(type, name, macro)                                                                              \
     do {                                                                                                     \
         type by_macro = macro, by_function;                                                                  \
@@ -28,6 +30,26 @@ static void macros_and_functions_agree(void) {
     SAME(epw_combine_input, epw_combine_input_init, EPW_COMBINE_INPUT_INIT);
     SAME(epw_combine_output, epw_combine_output_init, EPW_COMBINE_OUTPUT_INIT);
     SAME(epw_rows_view, epw_rows_view_init, EPW_ROWS_VIEW_INIT);
+    SAME(epw_comm_config, epw_comm_config_init, EPW_COMM_CONFIG_INIT);
+    SAME(epw_norm, epw_norm_init, EPW_NORM_INIT);
+    SAME(epw_coll, epw_coll_init, EPW_COLL_INIT);
+    SAME(epw_call, epw_call_init, EPW_CALL_INIT);
+    SAME(epw_prefill_config, epw_prefill_config_init, EPW_PREFILL_CONFIG_INIT);
+    SAME(epw_prefill_sizes, epw_prefill_sizes_init, EPW_PREFILL_SIZES_INIT);
+    SAME(epw_prefill_output, epw_prefill_output_init, EPW_PREFILL_OUTPUT_INIT);
+    SAME(epw_prefill_combine_input, epw_prefill_combine_input_init, EPW_PREFILL_COMBINE_INPUT_INIT);
+    SAME(epw_prefill_combine_output, epw_prefill_combine_output_init, EPW_PREFILL_COMBINE_OUTPUT_INIT);
+
+    /* This one has padding, behind last_port and at its end. */
+    epw_fabric_options by_macro = EPW_FABRIC_OPTIONS_INIT, by_function;
+    const size_t first = offsetof(epw_fabric_options, last_port) + sizeof by_macro.last_port;
+    const size_t second = offsetof(epw_fabric_options, interfaces);
+    const size_t end = offsetof(epw_fabric_options, order) + sizeof by_macro.order;
+    memset(&by_function, 0xa5, sizeof by_function);
+    epw_fabric_options_init(&by_function);
+    CHECK(memcmp(&by_macro, &by_function, first) == 0);
+    CHECK(memcmp((char *)&by_macro + second, (char *)&by_function + second, end - second) == 0);
+    CHECK(by_function.size == sizeof by_function);
 }
 
 /* Every field that the header does not name is zero: after clearing the named ones only zeros are left. */
