@@ -85,6 +85,7 @@ static void operations_are_refused_by_field(epw_comm *comm) {
                  c.count = 1 << 20, c.type = EPW_TYPE_U8);
     REFUSED_COLL(EPW_BARRIER, EPW_ERR_INVALID, "a barrier takes no counts", c.send_counts = counts);
     REFUSED_COLL(EPW_BARRIER, EPW_ERR_INVALID, "a barrier takes no norm", c.norm = &norm);
+    REFUSED_COLL(EPW_BARRIER, EPW_ERR_INVALID, "a barrier takes no rows", c.rows = 2);
 #undef REFUSED_COLL
     epw_call call = EPW_CALL_INIT;
     call.deadline_ns = 1;
@@ -128,9 +129,14 @@ static void memory_of_the_heap_has_a_limit(epw_comm *comm) {
     void *pieces[3] = {NULL};
     REFUSED(epw_comm_alloc(comm, 8192, &pieces[0]), EPW_ERR_LIMIT, "alloc", 0, -1, "config.heap_bytes, 4096");
     REFUSED(epw_comm_alloc(comm, 1, NULL), EPW_ERR_INVALID, "alloc", 0, -1, "memory is NULL");
-    CHECK_OK(epw_comm_alloc(comm, 2048, &pieces[0]));
-    CHECK_OK(epw_comm_alloc(comm, 1984, &pieces[1]));
-    CHECK_OK(epw_comm_alloc(comm, 0, &pieces[2]));
+    static const uint64_t bytes[3] = {2047, 1921, 0};
+    for (uint32_t i = 0; i < 3; i++) {
+        CHECK_OK(epw_comm_alloc(comm, bytes[i], &pieces[i]));
+        CHECK_MSG((uintptr_t)pieces[i] % 64 == 0, "piece %u is at %p", i, pieces[i]);
+        const unsigned char *at = pieces[i];
+        for (uint64_t b = 0; b < bytes[i]; b++)
+            if (at[b] != 0) CHECK_MSG(false, "byte %d of piece %u is not 0", (int)b, i);
+    }
     void *more = NULL;
     REFUSED(epw_comm_alloc(comm, 1, &more), EPW_ERR_LIMIT, "alloc", 0, -1, "no 64 bytes are free");
     epw_comm_free(comm, pieces[1]);
