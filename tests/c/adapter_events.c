@@ -4,6 +4,7 @@
 
 #include "base/clock.h"
 #include "nic/fabric.h"
+#include "nic/mlx5/parts.h"
 
 #include <string.h>
 #include <time.h>
@@ -168,6 +169,20 @@ static void others_hear_of_it_too(void) {
     for (uint32_t r = 0; r < RANKS_HERE; r++) epw_fabric_destroy(fabrics[r]);
 }
 
+/* Whether a queue pair of this rank has heard that its peer's has ended: the first to end closes the
+ * connection for all. */
+static bool has_heard_of_an_end(const epw_fabric *fabric) {
+    bool heard = false;
+    for (uint32_t i = 0; i < 2; i++) {
+        epw_mlx5 *adapter = epw_fabric_adapter(fabric, i);
+        pthread_mutex_lock(&adapter->pairs_lock);
+        for (const epw_mlx5_pair *pair = adapter->pairs; pair != NULL; pair = pair->next)
+            heard |= pair->other.ended != 0;
+        pthread_mutex_unlock(&adapter->pairs_lock);
+    }
+    return heard;
+}
+
 /* Rank 0 connects its end and ends it, before rank 1 connects: it is refused at once. */
 static void an_end_before_the_connection_is_not_forgotten(void) {
     pair_of_ranks p = open_two();
@@ -177,7 +192,9 @@ static void an_end_before_the_connection_is_not_forgotten(void) {
         CHECK_OK(epw_buffer_export(p.buffers[r], 1 - r, blobs[r], &lengths[r]));
     CHECK_OK(epw_buffer_connect(p.buffers[0], 1, blobs[1], lengths[1]));
     CHECK_OK(epw_buffer_disconnect(p.buffers[0], 1));
-    nanosleep(&(struct timespec){0, 20000000}, NULL);
+    for (int ms = 0; ms < 10000 && !has_heard_of_an_end(p.fabrics[1]); ms++)
+        nanosleep(&(struct timespec){0, 1000000}, NULL);
+    CHECK(has_heard_of_an_end(p.fabrics[1]));
     REFUSED(epw_buffer_connect(p.buffers[1], 0, blobs[0], lengths[0]), EPW_ERR_PEER, "connect", 1, 0,
             "export again");
     end_two(p);
