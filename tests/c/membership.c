@@ -234,6 +234,13 @@ static void who_was_silent_stays_so(void) {
 
 /* ---- connecting beside operations ---- */
 
+static bool is_receiving(epw_buffer *b, uint32_t lane) {
+    pthread_mutex_lock(&b->lanes[lane].lock);
+    bool receiving = b->lanes[lane].machine.stage == EPW_STAGE_RECEIVING;
+    pthread_mutex_unlock(&b->lanes[lane].lock);
+    return receiving;
+}
+
 /* Rank 0 waits for rank 1 on both lanes while rank 2, which is not a member, is probed, disconnected and
  * connected; then it is admitted. */
 static void a_rank_comes_beside_operations(void) {
@@ -245,7 +252,8 @@ static void a_rank_comes_beside_operations(void) {
         here[lane].outcome.missing.bits[0] = UINT64_MAX; /* until the call ends */
         start(&here[lane]);
     }
-    sleep_ms(50);
+    for (uint32_t lane = 0; lane < 2; lane++)
+        for (int ms = 0; ms < 10000 && !is_receiving(g.of[0], lane); ms++) sleep_ms(1);
     uint64_t began = epw_now_ns();
     for (uint32_t round = 0; round < 3; round++) {
         CHECK_OK(epw_buffer_probe(g.of[0], 2, LONG_MS * MS));
@@ -259,11 +267,8 @@ static void a_rank_comes_beside_operations(void) {
     }
     CHECK_MSG(epw_now_ns() - began < LONG_MS / 2 * MS, "it waited for operations");
     REFUSED(epw_buffer_disconnect(g.of[0], 1), EPW_ERR_STATE, "disconnect", 0, 1, "active");
-    for (uint32_t lane = 0; lane < 2; lane++) {
-        pthread_mutex_lock(&g.of[0]->lanes[lane].lock);
-        CHECK_MSG(g.of[0]->lanes[lane].machine.stage == EPW_STAGE_RECEIVING, "lane %u does not wait", lane);
-        pthread_mutex_unlock(&g.of[0]->lanes[lane].lock);
-    }
+    for (uint32_t lane = 0; lane < 2; lane++)
+        CHECK_MSG(is_receiving(g.of[0], lane), "lane %u does not wait", lane);
     for (int32_t lane = 0; lane < 2; lane++) {
         there[lane] = call_of(&g, 1, lane);
         start(&there[lane]);
