@@ -317,12 +317,15 @@ mod tests {
     fn a_membership_begins_while_nobody_of_it_is_being_connected() {
         let meetings = Meetings::new(Arc::new(Sight::new(0)));
         let (connected, trying) = (AtomicBool::new(true), AtomicBool::new(false));
+        let (goes_on, waits) = std::sync::mpsc::channel::<()>();
         std::thread::scope(|scope| {
-            scope.spawn(|| {
+            let (meetings, connected, trying) = (&meetings, &connected, &trying);
+            scope.spawn(move || {
                 meetings.door(4).answer(4, 2, LONG, silent, || {
                     connected.store(false, Ordering::SeqCst);
                     trying.store(true, Ordering::SeqCst);
-                    std::thread::sleep(LONG / 200);
+                    let _ = waits.recv_timeout(LONG);
+                    std::thread::sleep(Duration::from_millis(10)); // until the last call below waits
                     connected.store(true, Ordering::SeqCst);
                     Ok(blobs(1))
                 })
@@ -334,6 +337,7 @@ mod tests {
             let mask = |rank: u32| [rank].into_iter().collect::<Mask>();
             assert!(!meetings.between(&mask(5), LONG, is_connected), "others are no concern of it");
             assert!(!meetings.between(&mask(4), Duration::from_millis(1), is_connected), "it has a bound");
+            drop(goes_on);
             assert!(meetings.between(&mask(4), LONG, is_connected));
         });
     }
