@@ -423,20 +423,29 @@ static void silence_has_its_time(void) {
     close_ends(e);
 }
 
+/* Whether end 1 refuses something for this reason, within 10 s. */
+static bool is_refused(ends e, epw_auth_reason reason) {
+    for (uint64_t begin = epw_now_ns(); epw_now_ns() - begin < 10000 * MS;) {
+        no_more_events(e, MS);
+        if (epw_links_refused(e.links[1]).refused[reason] > 0) break;
+    }
+    return epw_links_refused(e.links[1]).refused[reason] == 1;
+}
+
 static void garbage_is_refused(void) {
     ends e = open_ends();
     char garbage[4096];
     memset(garbage, 'x', sizeof garbage);
     int fd = connect_raw(e.links[1]);
     CHECK(send(fd, garbage, sizeof garbage, MSG_NOSIGNAL) == sizeof garbage);
-    no_more_events(e, 50 * MS);
+    CHECK(is_refused(e, EPW_AUTH_BAD_MAGIC));
+    struct pollfd p = {.fd = fd, .events = POLLIN};
+    CHECK(poll(&p, 1, 10000) == 1);
     CHECK(recv(fd, garbage, sizeof garbage, 0) <= 0); /* closed without an answer */
-    CHECK(epw_links_refused(e.links[1]).refused[EPW_AUTH_BAD_MAGIC] == 1);
     close(fd);
     fd = connect_raw(e.links[1]);
     close(fd);
-    no_more_events(e, 50 * MS);
-    CHECK(epw_links_refused(e.links[1]).refused[EPW_AUTH_CUT_OFF] == 1);
+    CHECK(is_refused(e, EPW_AUTH_CUT_OFF));
     close_ends(e);
 }
 
@@ -584,9 +593,9 @@ static void a_silent_peer_has_until_the_deadline(void) {
         e.links[1] = NULL;
 
         uint64_t begin = epw_now_ns();
-        CHECK_OK(dial_at(e.links[0], &to, 200 * MS));
+        CHECK_OK(dial_at(e.links[0], &to, longer * 200 * MS));
         event = failure(e, 20000 * MS);
-        CHECK(epw_now_ns() - begin >= 199 * MS);
+        CHECK(epw_now_ns() - begin >= longer * 199 * MS);
         CHECK(event.status == EPW_ERR_TIMEOUT && says(&event, "said nothing more"));
     }
     epw_links_close(stopped);
@@ -853,7 +862,7 @@ int main(void) {
     a_listener_without_descriptors_goes_on_later();
     a_closed_port_fails_at_once();
     KEEP_TIME(the_next_address_is_tried());
-    a_silent_peer_has_until_the_deadline();
+    KEEP_TIME(a_silent_peer_has_until_the_deadline());
     an_address_that_does_not_answer_delays_little();
     a_taken_range_is_named();
     wrong_addresses_are_named();
