@@ -7,6 +7,7 @@ use std::fs;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
@@ -247,30 +248,30 @@ fn what_is_dropped_while_it_is_awaited_is_not_looked_at_any_more() {
     drop(stays);
 }
 
-/// Blocks when it is called.
+/// Blocks when it is called, until the other end of the channel is gone.
 struct Slow {
     begun: AtomicBool,
     ended: AtomicBool,
-    takes: Duration,
+    gate: Mutex<Receiver<()>>,
 }
 
 impl Wake for Slow {
     fn wake(self: Arc<Self>) {
         self.begun.store(true, Ordering::SeqCst);
-        thread::sleep(self.takes);
+        let _ = self.gate.lock().unwrap().recv_timeout(SOON);
         self.ended.store(true, Ordering::SeqCst);
     }
 }
 
 #[test]
 fn a_slow_waker_delays_others_and_blocks_nobody() {
-    const TAKES: Duration = Duration::from_millis(600);
     let _alone = alone();
     let ([slow, slow_peer], [quick, quick_peer], [dropped, _peer]) =
         (comms(PATIENT), comms(PATIENT), comms(PATIENT));
     let mut going = dropped.barrier();
     begin(&mut going, Waker::noop());
-    let waker = Arc::new(Slow { begun: false.into(), ended: false.into(), takes: TAKES });
+    let (open, gate) = channel();
+    let waker = Arc::new(Slow { begun: false.into(), ended: false.into(), gate: Mutex::new(gate) });
     let mut work = slow.barrier();
     begin(&mut work, &Waker::from(waker.clone()));
     until("it wakes", || waker.begun.load(Ordering::SeqCst));
@@ -279,15 +280,16 @@ fn a_slow_waker_delays_others_and_blocks_nobody() {
     let mut other = quick.barrier();
     begin(&mut other, &Waker::from(counted.clone()));
     drop((going, dropped));
-    assert!(!waker.ended.load(Ordering::SeqCst), "nothing has waited for the waker");
     let peers = thread::spawn(move || {
         complete(&quick_peer.barrier_blocking().unwrap());
         complete(&slow_peer.barrier_blocking().unwrap());
         (quick_peer, slow_peer)
     });
+    let _peers = peers.join().unwrap();
+    assert!(!waker.ended.load(Ordering::SeqCst), "something has waited for the waker");
+    drop(open);
     complete(&finish(other, &counted).0.unwrap());
     complete(&work.wait().0.unwrap());
-    let _peers = peers.join().unwrap();
 }
 
 #[test]
@@ -360,14 +362,13 @@ fn a_waker_may_drop_the_last_communicator() {
     until("it has its name", || progress_threads() == 1);
 }
 
-/// Awaits it again and again, each time for a moment.
-async fn impatiently<T>(mut future: impl Future<Output = T> + Unpin) -> (T, u32) {
-    let mut again = 0;
+/// Awaits it again and again, each time for a moment, and counts that.
+async fn impatiently<T>(mut future: impl Future<Output = T> + Unpin, again: &AtomicU32) -> T {
     loop {
         match tokio::time::timeout(Duration::from_millis(1), &mut future).await {
-            Ok(ended) => return (ended, again),
-            Err(_) => again += 1,
-        }
+            Ok(ended) => return ended,
+            Err(_) => again.fetch_add(1, Ordering::SeqCst),
+        };
     }
 }
 
@@ -375,16 +376,19 @@ async fn impatiently<T>(mut future: impl Future<Output = T> + Unpin) -> (T, u32)
 fn what_is_no_longer_awaited_can_be_awaited_again() {
     let _alone = alone();
     let ([comm, peer], [buffer, late]) = (comms(PATIENT), buffers());
-    let peers = thread::spawn(move || {
-        thread::sleep(Duration::from_millis(100));
-        complete(&peer.barrier_blocking().unwrap());
-        block_on(exchanges(&late, 0, 1));
-        (peer, late)
+    let again = Arc::<AtomicU32>::default();
+    let peers = thread::spawn({
+        let again = again.clone();
+        move || {
+            until("it is awaited again", || again.load(Ordering::SeqCst) > 10);
+            complete(&peer.barrier_blocking().unwrap());
+            block_on(exchanges(&late, 0, 1));
+            (peer, late)
+        }
     });
     block_on(async {
-        let ((outcome, ()), again) = impatiently(comm.barrier()).await;
+        let (outcome, ()) = impatiently(comm.barrier(), &again).await;
         complete(&outcome.unwrap());
-        assert!(again > 0);
         let x = vec![bf16::from_f32(2.0); HIDDEN];
         let mut received = buffer.dispatch_buffers(Payload::SameAsInput, Layout::ExpertMajor, 0).unwrap();
         let input = Dispatch::new(TensorRef::new(&x, HIDDEN), TensorRef::new(&IDS, 2));
@@ -392,7 +396,7 @@ fn what_is_no_longer_awaited_can_be_awaited_again() {
         for _ in 0..10 {
             let _ = tokio::time::timeout(Duration::from_micros(200), sent.event()).await;
         }
-        impatiently(sent.event()).await;
+        impatiently(sent.event(), &again).await;
         let dispatched = sent.receive(received.output()).await.unwrap();
         let rows: Vec<bf16> = received.rows_as::<bf16>().to_vec();
         let mut out = HostBuffer::<bf16>::zeroed(HIDDEN);
