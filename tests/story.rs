@@ -7,7 +7,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test panics where it fails")]
 
 use std::net::TcpListener;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
@@ -72,16 +72,18 @@ fn serve(launch: &Launch) {
     rank.steps(last, |members, _| !members.contains(LOST));
 }
 
-/// The argument of a rank that runs steps until another epoch has begun. One of them pauses once, for longer than the
-/// deadline.
+/// The argument of a rank that runs steps until another epoch has begun. One of them pauses once, until the others have
+/// agreed on that epoch.
 const PAUSE: &str = "pause";
 
 fn pause(launch: &Launch) {
-    let rank = Rank::join(launch, Duration::from_millis(500));
-    let paused = std::cell::Cell::new(false);
+    let rank = Rank::join(launch, Duration::from_secs(1));
+    let (paused, file) = (std::cell::Cell::new(false), PathBuf::from(std::env::var_os(LOG_FILE).unwrap()));
     let once = |step| {
         if launch.rank == LOST && step >= LAST_OF_LOST && !paused.replace(true) {
-            std::thread::sleep(Duration::from_millis(800));
+            for rank in [0, 1] {
+                says(&file, &format!("rank {rank}: all agreed: "));
+            }
         }
     };
     rank.steps(once, |_, epoch| epoch > 1);
@@ -105,8 +107,9 @@ impl Rank {
     /// Runs steps until 10 of them were complete under a membership that is `new`, and leaves.
     fn steps(&self, before_combine: impl Fn(u64), new: impl Fn(Mask, u32) -> bool) {
         let mut received = self.buffer.dispatch_buffers(Payload::SameAsInput, Layout::RankMajor, 0).unwrap();
-        let mut complete = 0;
+        let (mut complete, until) = (0, Instant::now() + Duration::from_secs(90));
         while complete < 10 {
+            assert!(Instant::now() < until, "the membership has not changed: {:?}", self.group.active());
             let step = self.group.step_blocking().unwrap();
             let x = [bf16::ONE; HIDDEN];
             let (ids, weights) = ((0..self.world as i32).collect::<Vec<_>>(), vec![1.0; self.world as usize]);
@@ -236,13 +239,18 @@ impl Run {
         std::fs::read_to_string(&self.file).unwrap_or_default()
     }
 
-    /// Waits until the log contains this.
     fn says(&self, text: &str) {
-        let until = Instant::now() + Duration::from_secs(60);
-        while !self.story().contains(text) {
-            assert!(Instant::now() < until, "{text} is missing:\n{}", self.story());
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        says(&self.file, text);
+    }
+}
+
+/// Waits until the log contains this.
+fn says(file: &Path, text: &str) {
+    let story = || std::fs::read_to_string(file).unwrap_or_default();
+    let until = Instant::now() + Duration::from_secs(60);
+    while !story().contains(text) {
+        assert!(Instant::now() < until, "{text} is missing:\n{}", story());
+        std::thread::sleep(Duration::from_millis(20));
     }
 }
 
