@@ -13,10 +13,7 @@ use epwire::{
         Address, Launch, Source,
         spawn::{Ended, Ranks, SpawnError},
     },
-    rendezvous::{
-        RankState,
-        driver::{Heartbeat, Server, ServerOptions},
-    },
+    rendezvous::driver::{Heartbeat, Server, ServerOptions},
 };
 
 const LIMIT: Option<Duration> = Some(Duration::from_secs(60));
@@ -361,36 +358,58 @@ fn ranks_die_with_their_parent() {
     wait_until("the ranks are gone", || !ids.iter().any(|&id| exists(id)));
 }
 
-/// Rank 1 joins, lets another process inherit its connection, and ends: the kernel does not close the connection, but
-/// the launcher has seen the end.
+/// Rank 1 joins, lets another process inherit its connection, and ends: the kernel does not close the connection, and
+/// rank 0, to which the kernel would tell the end, is stopped. But the launcher has seen it.
 #[test]
 fn the_server_learns_of_a_rank_that_has_ended() {
     const NAME: &str = "the_server_learns_of_a_rank_that_has_ended";
     if let Some(launch) = Launch::from_env().unwrap() {
-        let group = Group::join_blocking(GroupOptions::from_launch(&launch)).unwrap();
-        if launch.rank == 1 {
-            // SAFETY: the child closes what it shares with the test's output, sleeps and exits, all of it
-            // async-signal-safe.
-            unsafe {
-                if libc::fork() == 0 {
-                    libc::close(1);
-                    libc::close(2);
-                    libc::sleep(15); // longer than the other rank looks
-                    libc::_exit(0)
-                }
-            }
+        let _group = Group::join_blocking(GroupOptions::from_launch(&launch)).unwrap();
+        if launch.rank == 0 {
+            // SAFETY: a plain system call; to this thread, which so goes no further.
+            unsafe { libc::raise(libc::SIGSTOP) };
             std::process::exit(0);
         }
-        let dead = || group.membership().states[1] == RankState::Dead {};
-        wait_until("rank 1 is seen dead", dead);
+        let folder =
+            std::env::temp_dir().join(format!("epwire-launch-ended-{}", std::os::unix::process::parent_id()));
+        wait_until("rank 0 is stopped", || folder.join("stopped").exists());
+        // SAFETY: the child closes what it shares with the test's output, sleeps and exits, all of it async-signal-safe.
+        let heir = unsafe {
+            let heir = libc::fork();
+            if heir == 0 {
+                libc::close(1);
+                libc::close(2);
+                libc::sleep(50); // longer than anybody waits, and shorter than a lease
+                libc::_exit(0)
+            }
+            heir
+        };
+        std::fs::write(folder.join("heir"), heir.to_string()).unwrap();
         std::process::exit(0);
     }
-    // Silence alone would not be noticed so soon, and would never be reported as death.
+    let scratch = Scratch::new("ended");
+    // Silence alone would not be noticed so soon.
     let heartbeat = Heartbeat::default().lease(Duration::from_secs(60));
     let options = ServerOptions::new(NAME, 2).heartbeat(heartbeat);
     let server = Server::bind_blocking("127.0.0.1:0", options).unwrap();
     let args = ["--exact", NAME, "--nocapture"];
     let running = Ranks::new(2).server(&server).args(args).spawn().unwrap();
+    let ids = running.ids().to_vec();
+    let state = |id: u32| std::fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
+    wait_until("rank 0 stops", || state(ids[0]).contains(") T "));
+    std::fs::write(scratch.0.join("stopped"), "").unwrap();
+    wait_until("rank 1 ends", || !exists(ids[1]));
+    let heir: i32 = scratch.read("heir").parse().unwrap();
+    wait_until("another process may take its place", || {
+        let options = GroupOptions::new(1, 2, server.local_addr().to_string()).run_id(NAME);
+        let options = options.join_deadline(Duration::from_secs(5)).heartbeat(heartbeat);
+        Group::join_blocking(options).inspect_err(|error| eprintln!("{error}")).is_ok()
+    });
+    // SAFETY: plain system calls. The process that has inherited the connection still has it.
+    unsafe {
+        assert_eq!(libc::kill(heir, libc::SIGKILL), 0, "it has ended");
+        libc::kill(ids[0] as i32, libc::SIGCONT);
+    }
     assert_eq!(running.wait(LIMIT).unwrap(), Ended::Success);
 }
 
