@@ -124,15 +124,24 @@ fn events(source: &str) -> BTreeSet<String> {
     texts.filter(|text| !text.starts_with('{')).collect()
 }
 
+/// The sources in this folder and those below it.
+fn read_all(folder: &Path, sources: &mut Vec<String>) {
+    for path in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+        if path.is_dir() {
+            read_all(&path, sources);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            sources.push(fs::read_to_string(path).unwrap());
+        }
+    }
+}
+
 #[test]
 fn the_table_of_events_is_what_members_and_servers_send() {
-    let sources = [
-        include_str!("../src/observe/membership.rs"),
-        include_str!("../src/rendezvous/driver/hub.rs"),
-        include_str!("../src/rendezvous/driver/server.rs"),
-        include_str!("../src/rendezvous/driver/told.rs"),
-    ];
-    let sent: BTreeSet<String> = sources.into_iter().flat_map(events).collect();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut sources = vec![include_str!("../src/observe/membership.rs").to_owned()];
+    read_all(&root.join("src/rendezvous"), &mut sources);
+    assert!(sources.len() > 20, "found only {} sources", sources.len());
+    let sent: BTreeSet<String> = sources.iter().flat_map(|source| events(source)).collect();
     let membership = include_str!("../src/lib.rs").split_once("## Of the membership").expect("a section").1;
     let table = membership.split_once("| message | level |").expect("a table").1;
     let rows = table.lines().skip(2).map_while(|line| line.strip_prefix("//! | `"));
