@@ -388,8 +388,12 @@ static void ends_are_told_with_who_says_so(void) {
     frame.from = 77;
     epw_frame_write(&frame, bytes);
     CHECK(write(e.fd, bytes, sizeof bytes) == sizeof bytes);
-    usleep(20000);
-    CHECK(!epw_pair_broken(e.pair));
+    frame.kind = EPW_FRAME_HEARD; /* heard after the other */
+    epw_frame_write(&frame, bytes);
+    CHECK(!epw_pair_is_heard(e.pair));
+    CHECK(write(e.fd, bytes, sizeof bytes) == sizeof bytes);
+    for (int ms = 0; ms < 5000 && !epw_pair_is_heard(e.pair); ms++) usleep(1000);
+    CHECK(epw_pair_is_heard(e.pair) && !epw_pair_broken(e.pair));
     epw_nic_end_pair(e.nic, e.link, 9, 10);
     hear(&e, bytes, sizeof bytes);
     CHECK(epw_frame_parse(bytes, &frame) && frame.kind == EPW_FRAME_ENDED && frame.pair == 9 &&
@@ -441,7 +445,11 @@ static void a_pair_is_heard_by_its_other_end(void) {
     epw_frame answer = {.kind = EPW_FRAME_HEARD, .pair = frame.from, .from = frame.pair + 1};
     epw_frame_write(&answer, bytes);
     CHECK(write(e.fd, bytes, sizeof bytes) == sizeof bytes);
-    usleep(20000);
+    epw_frame next = {.kind = EPW_FRAME_CONNECTED, .pair = frame.from, .from = frame.pair};
+    epw_frame_write(&next, bytes); /* its answer comes after the other has been taken in */
+    CHECK(write(e.fd, bytes, sizeof bytes) == sizeof bytes);
+    next = hear_frame(&e);
+    CHECK(next.kind == EPW_FRAME_HEARD && next.pair == frame.pair && next.from == frame.from);
     CHECK(!epw_pair_is_heard(e.pair));
     answer.from = frame.pair;
     epw_frame_write(&answer, bytes);

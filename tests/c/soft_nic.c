@@ -618,7 +618,11 @@ static void an_answer_ends_with_its_memory(void) {
     memset(e.source, 0x22, MEMORY);
     CHECK(await_completion(&e, 0, 0xd) && syndrome(&e) == 0x04);
     CHECK(write(fd, half, sizeof half) == sizeof half);
-    nanosleep(&(struct timespec){0, 10 * (long)MS}, NULL);
+    frame = (epw_frame){.kind = EPW_FRAME_CONNECTED, .pair = request.from, .from = 77};
+    epw_frame_write(&frame, bytes); /* the pair has failed, so this is refused, behind the rest */
+    CHECK(write(fd, bytes, sizeof bytes) == sizeof bytes);
+    CHECK(poll(&comes, 1, 5000) == 1 && read(fd, bytes, sizeof bytes) == sizeof bytes);
+    CHECK(epw_frame_parse(bytes, &frame) && frame.kind == EPW_FRAME_NAK);
     CHECK(epw_nic_link_alive(e.nic, e.link));
     for (uint32_t i = 0; i < BYTES; i++) CHECK(e.source[i] == 0x22);
     close_end(&e);
