@@ -220,7 +220,7 @@ static void look_at(epw_comm *comm, epw_coll_peer *p, uint64_t now) {
 }
 
 static bool says_more(const epw_comm *comm, uint64_t word, uint64_t count) {
-    return epw_word_epoch(word) == epoch_of(comm) && epw_word_step(word) > count;
+    return epw_ring_ahead(word, count, epoch_of(comm)) > 0;
 }
 
 /* Whether the peer has sent messages that nothing here awaits. They are taken in all the same, as long as
@@ -313,7 +313,7 @@ void epw_comm_take_back(epw_comm *comm, uint64_t now) {
     EPW_COMM_OTHERS(p, comm) {
         epw_ring *ring = &p->rings[EPW_CHANNEL_COLLECTIVE];
         if (!epw_ring_lends(ring)) continue;
-        uint64_t value = epw_epoch_word(epoch_of(comm), ring->posted);
+        uint64_t value = epw_ring_word(comm->own_word, ring->posted);
         post(comm, p, EPW_CHANNEL_POINT, EPW_WORD_CANCELLED, value, NULL, now);
         ring->borrowed = ring->taken;
     }
@@ -437,8 +437,8 @@ static bool lose_silent(epw_comm *comm, uint64_t now) {
         if (epw_comm_heed_mismatch(comm)) return lost;
         const epw_ring *ring = &p->rings[EPW_CHANNEL_COLLECTIVE];
         uint32_t phase = comm->running && !epw_flow_over(p) ? EPW_PHASE_COLLECTIVE : EPW_PHASE_POINT;
-        epw_comm_lose(comm, p, phase, cause, epw_epoch_word(epoch_of(comm), ring->consumed + 1),
-                      epw_epoch_word(epoch_of(comm), ring->seen), now);
+        epw_comm_lose(comm, p, phase, cause, epw_ring_word(comm->own_word, ring->consumed + 1),
+                      epw_ring_word(comm->own_word, ring->seen), now);
         lost = true;
     }
     return lost;

@@ -11,7 +11,8 @@
  *     returned to the source     told        by the word TAKEN
  *     seen by the source         taken       so its slot is free for message n + slots
  *
- * All counts restart in each epoch, and so do the words, which carry the epoch. */
+ * All counts restart in each epoch, and so do the words, which carry the epoch and the lower 41 bits of a
+ * count. */
 #ifndef EPW_COLL_RULES_H
 #define EPW_COLL_RULES_H
 
@@ -49,6 +50,10 @@ static inline bool epw_ring_begun(epw_sight seen, uint64_t own_word) {
 }
 
 /* ---- to the peer ---- */
+
+static inline uint64_t epw_ring_word(uint64_t own_word, uint64_t count) {
+    return epw_epoch_word(epw_word_epoch(own_word), count & EPW_STEP_MAX);
+}
 
 static inline bool epw_ring_has_room(const epw_ring *ring, uint32_t slots) {
     return ring->posted - ring->taken < slots;
@@ -95,16 +100,26 @@ static inline uint64_t epw_ring_to_give_back(const epw_ring *ring, uint32_t slot
  * those of messages up to a number by the word CANCELLED, which is `seen.word`, before its caller may write
  * there. */
 static inline bool epw_ring_still_lent(epw_sight seen, uint64_t own_word, uint64_t number) {
+    const uint64_t most = UINT64_C(1) << 20; /* by which a count passes that of a message in its ring */
     if (epw_rule_gone(seen, own_word) != EPW_CAUSE_NONE) return false;
-    return epw_word_epoch(seen.word) != epw_word_epoch(own_word) || epw_word_step(seen.word) < number;
+    if (epw_word_epoch(seen.word) != epw_word_epoch(own_word)) return true;
+    uint64_t count = epw_word_step(seen.word);
+    return count != EPW_STEP_MAX && ((count - number) & EPW_STEP_MAX) >= most;
 }
 
 /* ---- words of the peer ---- */
 
+/* By how many messages the word is ahead of the count; 0: it is not. */
+static inline uint64_t epw_ring_ahead(uint64_t word, uint64_t count, uint32_t epoch) {
+    uint64_t more = (epw_word_step(word) - count) & EPW_STEP_MAX;
+    return epw_word_epoch(word) == epoch && more <= EPW_STEP_MAX / 2 ? more : 0;
+}
+
 static inline epw_heard epw_ring_hear(uint64_t *count, uint64_t most, uint64_t word, uint32_t epoch) {
-    if (epw_word_epoch(word) != epoch || epw_word_step(word) <= *count) return EPW_HEARD_NOTHING;
-    if (epw_word_step(word) > most) return EPW_HEARD_IMPOSSIBLE;
-    *count = epw_word_step(word);
+    uint64_t more = epw_ring_ahead(word, *count, epoch);
+    if (more == 0) return EPW_HEARD_NOTHING;
+    if (more > most - *count) return EPW_HEARD_IMPOSSIBLE;
+    *count += more;
     return EPW_HEARD_MORE;
 }
 

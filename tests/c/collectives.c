@@ -612,6 +612,7 @@ static void one_case(uint64_t seed) {
     t.grouped = below(&grouping, 2) == 0;
     for (uint32_t epoch = 1; epoch <= 2; epoch++) {
         activate_comms(&t.c, epoch);
+        if (seed % 3 == 0) pass_messages(&t.c, EPW_STEP_MAX - seed % 40); /* words wrap around */
         t.count = 1 + (uint32_t)below(&state, OPS);
         for (uint32_t i = 0; i < t.count; i++) {
             t.shapes[i] = make_shape(&state, ranks);

@@ -145,6 +145,7 @@ static void one_case(uint64_t seed) {
     if (seed % 2 == 0) pull_from(&t.c, UINT64_MAX);
     for (uint32_t epoch = 1; epoch <= 2; epoch++) {
         activate_comms(&t.c, epoch);
+        if (seed % 3 == 0) pass_messages(&t.c, EPW_STEP_MAX - seed % 20); /* words wrap around */
         t.count = 1 + (uint32_t)below(&state, MESSAGES);
         t.collectives = (uint32_t)below(&state, ROUNDS + 1);
         for (uint32_t m = 0; m < t.count; m++)
