@@ -10,7 +10,8 @@ static epw_status check_step(const epw_buffer *b, uint64_t step, epw_where where
                         b->peers.epoch == 0 ? "first" : "again");
     }
     uint64_t least = b->verdicts.next, most = least + EPW_REPORT_STEPS_APART - 1;
-    if (most > EPW_STEP_MAX) most = EPW_STEP_MAX;
+    bool is_first = least == b->peers.step; /* of this epoch: there is none from which it could be too far */
+    if (is_first || most > EPW_STEP_MAX) most = EPW_STEP_MAX;
     if (step >= least && step <= most) return EPW_OK;
     return epw_fail(EPW_ERR_INVALID, where, "step is %llu, must be in [%llu, %llu] in epoch %u",
                     (unsigned long long)step, (unsigned long long)least, (unsigned long long)most,

@@ -29,6 +29,7 @@ void epw_verdicts_begin(epw_verdicts *v, uint64_t report, uint64_t epoch_word, c
     v->epoch_word = epoch_word;
     v->members = *members;
     v->next = epw_word_step(epoch_word);
+    v->reports = v->ended = 0;
     v->taken_over = epw_report_none(epoch_word);
 }
 
@@ -41,6 +42,7 @@ void epw_verdicts_undo(epw_verdicts *v, const epw_verdicts *before) {
 
 void epw_verdicts_report(epw_verdicts *v, uint64_t step) {
     v->next = step + 1;
+    v->reports++;
 }
 
 /* What the reports of all members say together. */
@@ -54,19 +56,32 @@ static void count(tally *t, epw_says says) {
     t->unknown |= says == EPW_SAYS_NO_MORE;
 }
 
+/* The step of a report, whose lower bits it has: the latest one below `next`. */
+static uint64_t step_of(uint64_t report, uint64_t next) {
+    return next - 1 - ((next - 1 - (report >> EPW_WORD_VALUE_BITS)) & EPW_OP_MAX);
+}
+
+/* What the report of a member says. The first report may be of any step, however late. A member without one
+ * is not behind by as many reports as it takes for one to look like none. */
+static epw_says says_of(const epw_verdicts *v, uint64_t report, uint64_t step) {
+    bool none = report == epw_report_none(v->epoch_word) && v->reports < UINT64_C(1) << 20;
+    if (none || epw_word_epoch(report) != epw_word_epoch(v->epoch_word)) return EPW_SAYS_NOTHING;
+    return epw_report_says(report, step);
+}
+
 /* Not before this rank's own report exists, because faults of others are added to that. */
 static uint32_t of_present(epw_verdicts *v, uint32_t rank, uint64_t step, epw_load_reports load,
                            const void *context) {
-    uint32_t epoch = epw_word_epoch(v->epoch_word);
     uint64_t own = load(context, rank).report;
-    if (epw_word_epoch(own) != epoch || epw_report_says(own, step) == EPW_SAYS_NOTHING)
-        return EPW_VERDICT_PENDING;
+    if (v->ended == 0 && says_of(v, own, step) == EPW_SAYS_NOTHING) return EPW_VERDICT_PENDING;
+    if (v->ended == 0 && (epw_word_value(own) & EPW_REPORT_LAST)) v->ended = step_of(own, v->next) + 1;
+    /* The report stays as it is, and the lower bits of later steps will pass its own. */
+    if (v->ended != 0 && step >= v->ended) return EPW_VERDICT_FAULTED;
     v->taken_over = with_faults_of(own & ~(uint64_t)EPW_WORD_VALUE_MAX, v->taken_over);
     tally t = {0};
     count(&t, epw_report_says(with_faults_of(own, v->taken_over), step));
     EPW_MASK_FOR(peer, &v->members, EPW_MAX_RANKS) {
-        uint64_t report = load(context, peer).report;
-        count(&t, epw_word_epoch(report) == epoch ? epw_report_says(report, step) : EPW_SAYS_NOTHING);
+        count(&t, says_of(v, load(context, peer).report, step));
     }
     if (t.faulted) v->taken_over = with_fault(v->taken_over, step);
     if (t.faulted) return EPW_VERDICT_FAULTED;

@@ -45,7 +45,10 @@ typedef struct epw_past {
 typedef struct epw_verdicts {
     uint64_t epoch_word; /* 0: no membership yet */
     epw_mask members;
-    uint64_t next; /* the earliest step that may be reported next */
+    uint64_t next;    /* the earliest step that may be reported next */
+    uint64_t reports; /* of this membership so far */
+    uint64_t
+        ended; /* 1 more than the step of this rank's last report, if some member is lacked since; or 0 */
     /* Faults of others that this rank's callers have been told: a history as of the step of its own last
      * report. */
     uint64_t taken_over;

@@ -1011,10 +1011,10 @@ pub const EPW_VERDICT_FAULTED: u32 = 2;
 unsafe extern "C" {
     /** Ends a step of this buffer: tells all members whether everything that has ended since the last checkpoint
  was complete. An operation counts for the step in which its combine ends. All members end the same steps.
- `step` is at least the one at which the membership began, larger than any before, less than 2^22 after the
- last one or that one, and at most EPW_STEP_MAX; a step that is skipped has the verdict of the next one.
- epoch [out]: the present epoch, with which to ask
- for the verdict. Waits for nobody. EPW_ERR_STATE: no membership yet, or CUDA: `stream` is under capture.
+ `step` is at least the one at which the membership began, larger than any before, and at most EPW_STEP_MAX;
+ less than 2^22 after the one before, if the membership has had one. A step that is skipped has the verdict
+ of the next one. epoch [out]: the present epoch, with which to ask for the verdict. Waits for nobody.
+ EPW_ERR_STATE: no membership yet, or CUDA: `stream` is under capture.
  CUDA: enqueues on `stream` a kernel of one block, which runs after everything that calls have enqueued on
  all lanes so far, and before what their next calls enqueue. The caller must order replays of graphs before
  or after it.*/

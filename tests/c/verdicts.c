@@ -375,8 +375,8 @@ static void a_fault_of_the_program_is_one_of_the_step(void) {
     for (uint32_t r = 0; r < 2; r++) begin(&g, r, 3, 1, 0);
     CHECK_OK(epw_checkpoint_fault(g.of[1]));
     uint32_t epoch;
-    REFUSED(epw_checkpoint(g.of[1], EPW_STEP_MAX, NULL, &epoch), EPW_ERR_INVALID, "checkpoint", 1, -1,
-            "must be in");
+    REFUSED(epw_checkpoint(g.of[1], EPW_STEP_MAX + UINT64_C(1), NULL, &epoch), EPW_ERR_INVALID, "checkpoint",
+            1, -1, "must be in");
     for (uint64_t step = 0; step < 2; step++) {
         for (uint32_t r = 0; r < 2; r++) end_step(&g, r, step);
         check_verdicts(&g, 2, 1, step, step == 0 ? EPW_VERDICT_FAULTED : EPW_VERDICT_CLEAN);
@@ -434,6 +434,51 @@ static void a_fault_outlives_the_membership(void) {
     destroy(&g);
 }
 
+/* A buffer that is made late joins a membership that began long ago. */
+static void the_first_step_may_be_any(void) {
+    static const uint64_t late[] = {UINT64_C(1) << 22,  UINT64_C(1) << 23,       (UINT64_C(1) << 23) + 9,
+                                    UINT64_C(3) << 23,  (UINT64_C(1) << 24) - 1, UINT64_C(1) << 24,
+                                    UINT64_C(99) << 24, EPW_STEP_MAX - 2};
+    for (size_t i = 0; i < sizeof late / sizeof late[0]; i++) {
+        group g = make_group(2, 20000 * MS);
+        for (uint32_t r = 0; r < 2; r++) begin(&g, r, 3, 1, 5);
+        end_step(&g, 0, late[i]);
+        CHECK(verdict_of(g.of[0], 1, late[i]) == EPW_VERDICT_PENDING);
+        CHECK_OK(epw_checkpoint_fault(g.of[1]));
+        end_step(&g, 1, late[i]);
+        check_verdicts(&g, 2, 1, late[i], EPW_VERDICT_FAULTED);
+        for (uint32_t r = 0; r < 2; r++) end_step(&g, r, late[i] + 1);
+        check_verdicts(&g, 2, 1, late[i], EPW_VERDICT_FAULTED);
+        check_verdicts(&g, 2, 1, late[i] + 1, EPW_VERDICT_CLEAN);
+        destroy(&g);
+    }
+}
+
+/* As the history of a rank that continues without another one, for as long as it may take. */
+static epw_reports of_one(const void *context, uint32_t rank) {
+    (void)rank;
+    return (epw_reports){.report = *(const uint64_t *)context};
+}
+
+static void nothing_is_clean_after_a_loss(void) {
+    const epw_mask both = {{3}};
+    const uint64_t first = epw_epoch_word(1, 0);
+    epw_verdicts v = {0};
+    uint64_t report = epw_report_none(first);
+    epw_verdicts_begin(&v, 0, first, &both);
+    for (uint64_t step = 0, next = 0; step < UINT64_C(1) << 26; step = next) {
+        report = epw_report_next(report, step, false, step >= 20);
+        epw_verdicts_report(&v, step);
+        uint32_t verdict = epw_verdicts_of(&v, 0, 1, step, of_one, &report);
+        CHECK_MSG(verdict == (step <= 20 ? EPW_VERDICT_CLEAN : EPW_VERDICT_FAULTED), "step %llu: %u",
+                  (unsigned long long)step, verdict);
+        uint64_t in_cycle = (step + 64) & EPW_OP_MAX; /* steps near a multiple of 2^24 one by one */
+        next = in_cycle < 128 || step < 128 ? step + 1 : step + 60000;
+        if (in_cycle >= 128 && ((next + 64) & EPW_OP_MAX) < in_cycle)
+            next = (next + 64) / (EPW_OP_MAX + 1) * (EPW_OP_MAX + 1) - 64;
+    }
+}
+
 /* Steps far apart: reports hold only their lower bits. */
 static void an_old_step_is_forgotten(void) {
     group g = make_group(2, 20000 * MS);
@@ -460,11 +505,13 @@ static void bad_arguments_are_named(void) {
     begin(&g, 0, 3, 1, 5);
     REFUSED(epw_checkpoint(b, 4, NULL, &epoch), EPW_ERR_INVALID, "checkpoint", 0, -1, "must be in [5, ");
     REFUSED(epw_checkpoint(b, UINT64_C(1) << 41, NULL, &epoch), EPW_ERR_INVALID, "checkpoint", 0, -1,
-            "must be in [5, 4194308] in epoch 1");
+            "must be in [5, 2199023255551] in epoch 1");
     REFUSED(epw_checkpoint(b, 5, NULL, NULL), EPW_ERR_INVALID, "checkpoint", 0, -1, "epoch is NULL");
     REFUSED(epw_checkpoint(NULL, 5, NULL, &epoch), EPW_ERR_INVALID, "checkpoint", -1, -1, "buffer is NULL");
     CHECK(epoch == 9);
     end_step(&g, 0, 5);
+    REFUSED(epw_checkpoint(b, UINT64_C(1) << 22 | 6, NULL, &epoch), EPW_ERR_INVALID, "checkpoint", 0, -1,
+            "must be in [6, 4194309] in epoch 1");
     REFUSED(epw_checkpoint(b, 5, NULL, &epoch), EPW_ERR_INVALID, "checkpoint", 0, -1, "must be in [6, ");
     REFUSED(epw_checkpoint_verdict(b, 1, 4, &verdict), EPW_ERR_LIMIT, "verdict", 0, -1, "step 4 of epoch 1");
     REFUSED(epw_checkpoint_verdict(b, 2, 5, &verdict), EPW_ERR_LIMIT, "verdict", 0, -1, "epoch 2");
@@ -487,6 +534,8 @@ int main(int argc, char **argv) {
     a_lost_rank_leaves_the_step_to_the_others();
     a_rank_that_has_not_ended_a_step_faults_it();
     a_fault_outlives_the_membership();
+    the_first_step_may_be_any();
+    nothing_is_clean_after_a_loss();
     an_old_step_is_forgotten();
     bad_arguments_are_named();
     return check_result("verdicts");
