@@ -25,6 +25,8 @@ __device__ __forceinline__ bool agree_on_sizes(Collective &c, const epw_coll_blo
         Packet given = {}, taken = {};
         if (!await_packet(c, peer, packet_of(c, peer, 0), given) || !await_packet(c, peer, packet_of(c, peer, 1), taken))
             continue;
+        await_call(c, peer); // of a call that differs other data may lie there
+        if (c.stopped || !takes_part(c, peer)) continue;
         if (given.data == takes && taken.data == gives) continue;
         const bool differs = given.data != takes;
         const uint64_t its[2] = {c.args.call[0], differs ? given.data : taken.data};

@@ -124,6 +124,8 @@ template <typename T> __device__ __forceinline__ bool agree(QueuedCollective &c,
         if (peer == c.rank || !takes_part(c, peer)) continue;
         const uint64_t *line = call_from(c, peer);
         if (!await_peer(c, peer, c.tag, [&] { return count_at(&line[EPW_COLL_CALL_SIZES_TAG]) == c.tag; })) continue;
+        await_call(c, peer); // a call that differs may have sizes as well
+        if (c.stopped || !takes_part(c, peer)) continue;
         const uint64_t given = glimpse_count(&line[EPW_COLL_CALL_GIVES]), taken = glimpse_count(&line[EPW_COLL_CALL_TAKES]);
         if (given == takes(peer) && taken == gives(peer)) continue;
         const bool differs = given != takes(peer);

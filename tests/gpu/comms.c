@@ -1082,7 +1082,29 @@ static void differ_between_two(rank_state *r) {
     ranks_meet(r->links);
 }
 
+/* The others gather uneven blocks, and await their sizes where the last rank's data arrive, or its sizes. */
+static void differ_from_blocks(rank_state *r) {
+    uint64_t counts[RANKS_LIMIT];
+    for (uint32_t p = 0; p < r->links->ranks; p++) counts[p] = 1000;
+    epw_coll gather = EPW_COLL_INIT;
+    gather.kind = EPW_ALL_GATHER;
+    gather.type = EPW_TYPE_F32;
+    gather.count = 1000;
+    gather.send = r->gpu.send;
+    gather.recv = r->gpu.recv;
+    gather.recv_counts = counts;
+    epw_coll dense = gather, exchange = gather;
+    dense.type = EPW_TYPE_U8;
+    dense.recv_counts = NULL;
+    exchange.kind = EPW_ALL_TO_ALL;
+    exchange.type = EPW_TYPE_I32;
+    exchange.send_counts = counts;
+    differ(r, &gather, "all_gather", &dense, "all_gather of 1000 u8", (ones){.count = 5000});
+    differ(r, &gather, "all_gather", &exchange, "all_to_all", (ones){.count = 5000});
+}
+
 static void differ_in_all_ways(rank_state *r) {
+    differ_from_blocks(r);
     differ_between_two(r);
     differ_in_kind(r, 5000);
     if (r->links->ranks > 2) differ_in_kind(r, 200000); /* shared out, by packets */
