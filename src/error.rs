@@ -117,6 +117,29 @@ impl Error {
         }
     }
 
+    /// An error of a call of a communicator's subset, whose ranks are these of the communicator, as one of `op` of the
+    /// communicator.
+    pub(crate) fn renumbered(mut self, op: &str, ranks: &[u32]) -> Self {
+        if let Self::Invalid(f)
+        | Self::Limit(f)
+        | Self::State(f)
+        | Self::NoMemory(f)
+        | Self::System(f)
+        | Self::NoPath(f)
+        | Self::Mismatch(f)
+        | Self::Fenced(f)
+        | Self::Timeout(f)
+        | Self::Peer(f) = &mut self
+            && f.operation != op
+        {
+            let place = |index: u32| ranks.get(index as usize).copied();
+            (f.rank, f.peer) = (f.rank.and_then(place), f.peer.and_then(place));
+            f.text = format!("{}: {}", f.operation, f.text);
+            f.operation = op.to_owned();
+        }
+        self
+    }
+
     /// Whether a bounded wait expired, either in the data plane or for the group or its server. The same call may
     /// succeed later.
     pub fn is_timeout(&self) -> bool {

@@ -46,6 +46,19 @@ static void note(making *m, epw_status status) {
     snprintf(m->text, sizeof m->text, "%s%s%s", own ? "" : detail.op, own ? "" : ": ", detail.text);
 }
 
+/* The rank that has this number in the subset. */
+static int rank_of(const epw_mask *mask, int index) {
+    EPW_MASK_FOR(r, mask, EPW_MAX_RANKS) if (index-- == 0) return (int)r;
+    return -1;
+}
+
+/* The same of a call of the subset, which names ranks by its own numbers. */
+static void note_of_made(making *m, epw_status status) {
+    if (status == EPW_OK || m->status != EPW_OK) return;
+    note(m, status);
+    m->peer = rank_of(m->mask, m->peer);
+}
+
 static epw_where where_of(const making *m, int peer) {
     epw_where where = epw_comm_where(m->comm, OP);
     where.peer = peer;
@@ -130,7 +143,7 @@ static void export_all(making *m) {
     EPW_MASK_FOR(peer, m->mask, m->comm->layout.ranks) {
         if (m->status != EPW_OK || peer == m->comm->config.rank) continue;
         size_t length = 0;
-        note(m, epw_comm_export(m->made, index_of(m->mask, peer), m->parcels[peer].blob, &length));
+        note_of_made(m, epw_comm_export(m->made, index_of(m->mask, peer), m->parcels[peer].blob, &length));
         m->parcels[peer].length = length;
     }
 }
@@ -144,7 +157,7 @@ static void connect_all(making *m) {
         if (p->length == 0 || p->length > sizeof p->blob) {
             note(m, epw_fail(EPW_ERR_PEER, where_of(m, (int)peer), "it has sent no blob"));
         } else {
-            note(m, epw_comm_connect(m->made, index_of(m->mask, peer), p->blob, p->length));
+            note_of_made(m, epw_comm_connect(m->made, index_of(m->mask, peer), p->blob, p->length));
         }
     }
 }
@@ -167,7 +180,7 @@ static void make(making *m, const epw_comm_config *config) {
     agree(m);
     if (!m->mine || m->status != EPW_OK) return;
     epw_mask active = renumbered(m, &m->now.active);
-    note(m, epw_comm_set_active(m->made, &active, m->now.epoch, m->now.step));
+    note_of_made(m, epw_comm_set_active(m->made, &active, m->now.epoch, m->now.step));
 }
 
 static epw_status check(const epw_comm *comm, const epw_mask *mask, const epw_comm_config *config) {

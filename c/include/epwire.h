@@ -382,9 +382,9 @@ typedef struct epw_fabric_options {
                                        prove that they know them. The data is neither encrypted nor protected
                                        on the way. NULL: no key. Copied */
     /* EPW_WIRE_LOCAL: size of the ring in shared memory by which this rank sends to one peer, a power of two
-     * from EPW_RING_BYTES_MIN to EPW_RING_BYTES_MAX; 0: 2^22. Each peer on this host that is reached by a
-     * queue takes this much, 68 KiB more, and a ring for the way back, whose size the peer's options set; all
-     * buffers of the fabric share them. No plan counts them; pages are allocated as they are used. */
+     * from EPW_RING_BYTES_MIN to EPW_RING_BYTES_MAX; 0: 2^22. Each peer on this host that a buffer reaches
+     * by a queue takes this much, 68 KiB more, and a ring for the way back, whose size the peer's options
+     * set. No plan counts them; pages are allocated as they are used. */
     uint32_t ring_bytes;
     uint32_t doorbells; /* EPW_DOORBELLS_*: of an adapter, for buffers on a GPU */
     /* Which adapters may be used, in the grammar of NCCL_IB_HCA: "mlx5": all whose names begin so;

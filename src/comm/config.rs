@@ -179,9 +179,10 @@ pub struct CommPlan {
     pub slots: u32,
     /// Bytes that a slot carries.
     pub slot_bytes: u32,
-    /// Signal words, greetings and reports of mismatches.
+    /// Signal words, greetings and reports of mismatches; on a GPU also the places of small and medium messages.
     pub control_bytes: u64,
-    /// Rings from all ranks, two from each: for collectives, and for sends and receives.
+    /// Rings from all ranks: on the host two from each, for collectives and for sends and receives; on a GPU three for
+    /// each thread block.
     pub ring_bytes: u64,
     /// The memory for [`Comm::alloc`](super::Comm::alloc).
     pub heap_bytes: u64,

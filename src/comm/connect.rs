@@ -5,11 +5,12 @@ use std::time::{Duration, Instant};
 
 use super::communicator::Comm;
 use super::config::CommConfig;
-use super::inner::Inner;
+use super::inner::{Inner, Subset};
 use crate::config::Path;
 use crate::error::{Error, Failure, Result};
 use crate::ffi::Floor;
 use crate::group::Group;
+use crate::mask::Mask;
 use crate::peers::{self, End, Setting, present};
 use crate::spawn_blocking::spawn_blocking;
 
@@ -113,9 +114,18 @@ impl End for Inner {
     }
 }
 
-/// The length of what precedes each part of a blob: the number of the communicator, 0 for this one itself, and the
-/// length.
-const HEADER: usize = 8;
+/// The length of what precedes each part of a blob: number and mask of the subset, 0 and empty for the communicator
+/// itself, and the length.
+const HEADER: usize = 8 + MASK;
+const MASK: usize = size_of_val(Mask::EMPTY.words());
+
+/// What a blob has of a communicator.
+#[derive(Debug, Clone, PartialEq)]
+struct Part<'a> {
+    number: u32,
+    mask: Mask,
+    bytes: &'a [u8],
+}
 
 impl Inner {
     fn disconnect(&self, peer: u32) -> Result<()> {
@@ -128,10 +138,10 @@ impl Inner {
 
     /// The blobs of this communicator and of its subsets that include the peer.
     pub(super) fn export_all(&self, peer: u32) -> Result<Vec<u8>> {
-        let mut blob = part(0, &self.ffi.export(peer)?);
+        let mut blob = part(0, &Mask::EMPTY, &self.ffi.export(peer)?);
         for subset in self.subsets() {
             if let Some(index) = subset.index_of(peer) {
-                blob.extend(part(subset.number, &subset.inner.export_all(index)?));
+                blob.extend(part(subset.number, &subset.mask, &subset.inner.export_all(index)?));
             }
         }
         Ok(blob)
@@ -143,13 +153,16 @@ impl Inner {
         let parts = parts(blob).ok_or_else(|| {
             Error::Invalid(failure("the blob was not exported by a communicator".to_owned()))
         })?;
-        let of = |number: u32| parts.iter().find(|(of, _)| *of == number).map(|(_, bytes)| *bytes);
+        let of = |number: u32, mask: &Mask| {
+            parts.iter().find(|part| (part.number, part.mask) == (number, *mask)).map(|part| part.bytes)
+        };
         let began = Instant::now();
-        self.ffi.connect(peer, of(0).unwrap_or_default(), timeout)?;
+        self.ffi.connect(peer, of(0, &Mask::EMPTY).unwrap_or_default(), timeout)?;
         for subset in self.subsets() {
             let Some(index) = subset.index_of(peer) else { continue };
-            let Some(bytes) = of(subset.number) else {
-                let text = format!("it has not made subset {} of this communicator", subset.number);
+            let Some(bytes) = of(subset.number, &subset.mask) else {
+                let Subset { number, mask, .. } = &subset;
+                let text = format!("it has not made subset {number} of ranks {mask} of this communicator");
                 return Err(Error::State(failure(text)));
             };
             let left = peers::left(began, timeout, self.rank, peer)?;
@@ -159,23 +172,26 @@ impl Inner {
     }
 }
 
-fn part(number: u32, bytes: &[u8]) -> Vec<u8> {
+fn part(number: u32, mask: &Mask, bytes: &[u8]) -> Vec<u8> {
     let length = bytes.len() as u32; // EPW_BLOB_MAX at most
-    [&number.to_le_bytes()[..], &length.to_le_bytes()[..], bytes].concat()
+    let mask: Vec<u8> = mask.words().iter().flat_map(|word| word.to_le_bytes()).collect();
+    [&number.to_le_bytes()[..], &length.to_le_bytes()[..], &mask, bytes].concat()
 }
 
-/// Numbers and bytes; `None` if the blob is invalid.
-fn parts(mut blob: &[u8]) -> Option<Vec<(u32, &[u8])>> {
+/// `None` if the blob is invalid.
+fn parts(mut blob: &[u8]) -> Option<Vec<Part<'_>>> {
     let mut parts = Vec::new();
     while !blob.is_empty() {
         let (header, rest) = blob.split_at_checked(HEADER)?;
-        let (number, length) = header.split_at_checked(4)?;
-        let length = u32::from_le_bytes(length.try_into().ok()?) as usize;
-        let (bytes, rest) = rest.split_at_checked(length)?;
-        parts.push((u32::from_le_bytes(number.try_into().ok()?), bytes));
+        let (number, header) = header.split_first_chunk()?;
+        let (length, mask) = header.split_first_chunk()?;
+        let mut words = mask.chunks_exact(8).map(|word| word.try_into().map_or(0, u64::from_le_bytes));
+        let mask = Mask::from_words(std::array::from_fn(|_| words.next().unwrap_or_default()));
+        let (bytes, rest) = rest.split_at_checked(u32::from_le_bytes(*length) as usize)?;
+        parts.push(Part { number: u32::from_le_bytes(*number), mask, bytes });
         blob = rest;
     }
-    (parts.first()?.0 == 0).then_some(parts)
+    (parts.first()?.number == 0).then_some(parts)
 }
 
 #[cfg(test)]
@@ -184,8 +200,13 @@ mod tests {
 
     #[test]
     fn blobs_come_apart_as_they_were_put_together() {
-        let blob = [part(0, b"own"), part(3, b""), part(4, b"subset")].concat();
-        assert_eq!(parts(&blob), Some(vec![(0, &b"own"[..]), (3, &b""[..]), (4, &b"subset"[..])]));
+        let some: Mask = [0, 3, 1000].into_iter().collect();
+        let all = [(0, Mask::EMPTY, &b"own"[..]), (1, some, &b""[..]), (2, some, &b"subset"[..])];
+        let blob: Vec<u8> = all.iter().flat_map(|(number, mask, bytes)| part(*number, mask, bytes)).collect();
+        assert_eq!(
+            parts(&blob),
+            Some(all.map(|(number, mask, bytes)| Part { number, mask, bytes }).to_vec())
+        );
         for wrong in [&b""[..], &blob[1..], &blob[..blob.len() - 1], b"short"] {
             assert_eq!(parts(wrong), None, "{wrong:?}");
         }

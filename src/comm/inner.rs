@@ -130,19 +130,15 @@ impl Inner {
 
 /// The subsets of a communicator.
 #[derive(Debug, Default)]
-struct Subsets {
-    /// Calls of `subset` so far, also with masks that lack this rank: the same number on all ranks.
-    called: u32,
-    made: Vec<(u32, Mask, Weak<Inner>)>,
-}
+struct Subsets(Vec<(Mask, Weak<Inner>)>);
 
 /// A subset that still exists.
 #[derive(Debug)]
 pub(super) struct Subset {
-    /// From 1.
+    /// From 1, among those of the same mask that still exist: a rank that replaces another one makes only these.
     pub(super) number: u32,
     /// Its ranks, in the parent's numbering.
-    mask: Mask,
+    pub(super) mask: Mask,
     pub(super) inner: Arc<Inner>,
 }
 
@@ -179,10 +175,12 @@ impl Inner {
     /// The subsets that still exist, in the order of creation.
     pub(super) fn subsets(&self) -> Vec<Subset> {
         let subsets = self.subsets.lock().unwrap_or_else(PoisonError::into_inner);
-        let alive = |(number, mask, inner): &(u32, Mask, Weak<Self>)| {
-            Some(Subset { number: *number, mask: *mask, inner: inner.upgrade()? })
-        };
-        subsets.made.iter().filter_map(alive).collect()
+        let mut alive: Vec<Subset> = Vec::new();
+        for (mask, inner) in subsets.0.iter().filter_map(|(mask, inner)| Some((*mask, inner.upgrade()?))) {
+            let number = 1 + alive.iter().filter(|other| other.mask == mask).count() as u32;
+            alive.push(Subset { number, mask, inner });
+        }
+        alive
     }
 
     /// Its ranks in the numbering of the group. Empty for a subset that its parent does not know.
@@ -194,15 +192,9 @@ impl Inner {
     }
 
     /// Adds a subset.
-    pub(super) fn adopt(&self, number: u32, mask: Mask, inner: &Arc<Self>) {
+    pub(super) fn adopt(&self, mask: Mask, inner: &Arc<Self>) {
         let mut subsets = self.subsets.lock().unwrap_or_else(PoisonError::into_inner);
-        subsets.made.retain(|(_, _, inner)| inner.strong_count() > 0);
-        subsets.made.push((number, mask, Arc::downgrade(inner)));
-    }
-
-    pub(super) fn next_subset(&self) -> u32 {
-        let mut subsets = self.subsets.lock().unwrap_or_else(PoisonError::into_inner);
-        subsets.called += 1;
-        subsets.called
+        subsets.0.retain(|(_, inner)| inner.strong_count() > 0);
+        subsets.0.push((mask, Arc::downgrade(inner)));
     }
 }

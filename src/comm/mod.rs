@@ -156,8 +156,10 @@
 //! * The blocks of a reduce-scatter, an all-gather or an all-to-all are multiples of 16 bytes.
 //! * An all-to-all is not in place, and the operation is not a broadcast.
 //! * The communicator permits no queues, and has at most 8 ranks.
+//! * The memory lies in the first 32 GiB of the heap or of what is registered behind it.
 //!
-//! Otherwise all ranks use rings, with the same result.
+//! Otherwise all ranks use rings, with the same result, as sends and receives always do. Peers only read such memory;
+//! nobody but its owner writes to it.
 //!
 //! Peers can map memory of `cudaMalloc`, and of `cuMemCreate` with a file descriptor as handle type. They cannot map
 //! memory of a pool (`cudaMallocAsync`), from which cudarc and candle allocate, nor managed memory.

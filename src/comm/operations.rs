@@ -13,7 +13,7 @@ use crate::outcome::Outcome;
 /// Operations. [`Comm::begin`] says what those without `_blocking` have in common, [`Comm::run_blocking`] what those
 /// with it do, including their errors; the [module](super) says what happens when a member fails. `n` is any number of
 /// elements, including 0; `ranks` counts all of [`Comm::ranks`], members or not: rows of ranks that are not members
-/// stay unchanged. A root or a peer that is no member is missing from the outcome.
+/// stay unchanged, except in replays of graphs with [copy engines](super#copy-engines). A root or a peer that is no member is missing from the outcome.
 impl Comm {
     /// Returns once all members have called it.
     pub fn barrier(&self) -> Work<()> {

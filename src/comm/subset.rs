@@ -27,10 +27,10 @@ impl Comm {
     /// masks must not overlap (`MPI_Comm_split`, `ncclCommSplit`).
     ///
     /// Needs no rendezvous: ranks exchange what they need by collectives of this communicator. The subset has a window
-    /// of its own, which its ranks map from each other, and queues of its own to those behind queues; these share the
-    /// connections of the process. The subset follows the membership of this one, whose members are its members if they
-    /// are in the mask. A member on standby calls it equally often and in the same order, which needs no other rank;
-    /// the subset keeps this communicator alive.
+    /// of its own, which its ranks map from each other, and queues with connections of its own to those behind queues.
+    /// The subset follows the membership of this one, whose members are its members if they are in the mask, and keeps
+    /// this communicator alive. A member on standby makes the subsets that still exist, those of the same mask in the
+    /// same order, which needs no other rank.
     ///
     /// These collectives have the deadline of this communicator, including that of [`Comm::with_deadline`]. The subset's
     /// own operations have the [configuration's](CommConfig::deadline).
@@ -60,7 +60,6 @@ impl Comm {
             return Err(Error::Invalid(Failure::new(OP, rank, text)));
         }
         let now = self.membership()?;
-        let number = self.inner.next_subset();
         let index = index_of(mask, rank);
         let made = match index {
             None => Ok(None),
@@ -75,7 +74,7 @@ impl Comm {
             // On standby: members connect it when they connect this communicator.
             let inner = made?;
             return Ok(inner.map(|inner| {
-                self.inner.adopt(number, *mask, &inner);
+                self.inner.adopt(*mask, &inner);
                 Self::of(inner)
             }));
         }
@@ -99,7 +98,7 @@ impl Comm {
             return Err(error);
         }
         let Some(inner) = made else { return Ok(None) };
-        self.inner.adopt(number, *mask, &inner);
+        self.inner.adopt(*mask, &inner);
         let decision = Decision { mask: renumbered(mask, &now.active), epoch: now.epoch, step: now.step };
         let begun = inner.clone();
         spawn_blocking(OP, rank, move || Follower::begin(&*begun, &decision)).await?;
@@ -134,7 +133,7 @@ impl Turns<'_> {
         for (index, peer) in (0..).zip(mask.iter()).filter(|(_, peer)| *peer != rank) {
             match inner.ffi.export(index) {
                 Ok(blob) => blobs[peer as usize] = blob,
-                Err(error) => exported = Err(error),
+                Err(error) => exported = Err(error.renumbered(OP, &mask.iter().collect::<Vec<_>>())),
             }
         }
         // In any case, because the others wait for it.
@@ -146,7 +145,8 @@ impl Turns<'_> {
             let present = peers::present(&of);
             peers::connect_all(&*inner.ffi, inner.rank, inner.config.deadline, present)
         };
-        spawn_blocking(OP, rank, connect).await
+        let places: Vec<u32> = mask.iter().collect();
+        spawn_blocking(OP, rank, connect).await.map_err(|error| error.renumbered(OP, &places))
     }
 
     /// Whether everything is in order everywhere: the ranks of this mask have the same one, and have got this far.

@@ -645,9 +645,9 @@ prove that they know them. The data is neither encrypted nor protected
 on the way. NULL: no key. Copied*/
     pub key: *const ::core::ffi::c_uchar,
     /** EPW_WIRE_LOCAL: size of the ring in shared memory by which this rank sends to one peer, a power of two
- from EPW_RING_BYTES_MIN to EPW_RING_BYTES_MAX; 0: 2^22. Each peer on this host that is reached by a
- queue takes this much, 68 KiB more, and a ring for the way back, whose size the peer's options set; all
- buffers of the fabric share them. No plan counts them; pages are allocated as they are used.*/
+ from EPW_RING_BYTES_MIN to EPW_RING_BYTES_MAX; 0: 2^22. Each peer on this host that a buffer reaches
+ by a queue takes this much, 68 KiB more, and a ring for the way back, whose size the peer's options
+ set. No plan counts them; pages are allocated as they are used.*/
     pub ring_bytes: u32,
     /// EPW_DOORBELLS_*: of an adapter, for buffers on a GPU
     pub doorbells: u32,

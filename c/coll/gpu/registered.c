@@ -86,8 +86,9 @@ static epw_status check_memory(const epw_comm *comm, const void *memory, uint64_
     if (memory == NULL || at % 16 != 0)
         return epw_fail(EPW_ERR_INVALID, where, "memory is %p, must be a multiple of 16", memory);
     if (bytes == 0 || bytes > EPW_COLL_LENT_MOST)
-        return epw_fail(EPW_ERR_INVALID, where, "bytes is %llu, must be in [1, %llu]",
-                        (unsigned long long)bytes, (unsigned long long)EPW_COLL_LENT_MOST);
+        return epw_fail(bytes == 0 ? EPW_ERR_INVALID : EPW_ERR_LIMIT, where,
+                        "bytes is %llu, must be in [1, %llu]", (unsigned long long)bytes,
+                        (unsigned long long)EPW_COLL_LENT_MOST);
     if (at - window < comm->layout.window_bytes)
         return epw_fail(EPW_ERR_INVALID, where,
                         "memory is the communicator's own: what epw_comm_alloc gave need not be registered");
