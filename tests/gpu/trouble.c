@@ -1,7 +1,7 @@
 /* What can disturb operations on GPUs besides the loss of a rank: other work that keeps blocks off the SMs,
- * sums that lanes share, a peer that leaves between two graphs, peers that wait for others. Each case is a
- * process of its own; its ranks are buffers of one thread. `--case NAME` runs one. Exit code 77, with the
- * reason, if there is no GPU. */
+ * sums that lanes share, a peer that leaves between two graphs, peers that wait for others, more buffers than
+ * SMs are enough for. Each case is a process of its own; its ranks are buffers of one thread. `--case NAME`
+ * runs one. Exit code 77, with the reason, if there is no GPU. */
 #include "cases.h"
 #include "echo.h"
 #include "hog.h"
@@ -984,6 +984,77 @@ static void verdicts(uint32_t gpus) {
     echo_close(&e);
 }
 
+/* ---- SMs ---- */
+
+enum { BUFFER, PREFILL_BUFFER, COMMUNICATOR, HOLDERS };
+
+/* What has SMs of GPU 0. */
+typedef struct holder {
+    epw_buffer *buffer;
+    epw_prefill *prefill;
+    epw_comm *comm;
+} holder;
+
+static const char *const holder_names[HOLDERS] = {"buffer", "prefill buffer", "communicator"};
+
+/* The status of making one of this kind, with that many SMs. */
+static epw_status make_holder(holder *h, uint32_t kind, uint32_t rank, uint32_t sms) {
+    epw_config config = config_of(HOLDERS, 1000 * MS);
+    config.rank = rank;
+    config.device = 0;
+    config.sms = sms;
+    *h = (holder){NULL};
+    if (kind == BUFFER) return epw_buffer_create(&config, &h->buffer);
+    if (kind == PREFILL_BUFFER) {
+        epw_prefill_config prefill = EPW_PREFILL_CONFIG_INIT;
+        prefill.ep = config;
+        return epw_prefill_create(&prefill, &h->prefill);
+    }
+    epw_comm_config comm = EPW_COMM_CONFIG_INIT;
+    comm.rank = rank;
+    comm.ranks = HOLDERS;
+    comm.device = 0;
+    comm.sms = sms;
+    return epw_comm_create(&comm, &h->comm);
+}
+
+static void free_holder(holder *h) {
+    if (h->buffer != NULL) epw_buffer_destroy(h->buffer);
+    if (h->prefill != NULL) epw_prefill_destroy(h->prefill);
+    if (h->comm != NULL) epw_comm_destroy(h->comm);
+    *h = (holder){NULL};
+}
+
+/* One of each kind have all SMs. Another one of any kind is refused, and told who has them; when one of them
+ * is gone, another one fits that takes as many. */
+static void overbooked(uint32_t gpus) {
+    (void)gpus;
+    int all = 0;
+    holder held[HOLDERS], more;
+    REQUIRE_CUDA(cudaDeviceGetAttribute(&all, cudaDevAttrMultiProcessorCount, 0));
+    const uint32_t sms[HOLDERS] = {2, (uint32_t)all - 5, 3};
+    for (uint32_t i = 0; i < HOLDERS; i++) REQUIRE_OK(make_holder(&held[i], i, i, sms[i]));
+    for (uint32_t kind = 0; kind < HOLDERS; kind++) {
+        epw_status status = make_holder(&more, kind, 0, 1);
+        REQUIRE(status == EPW_ERR_LIMIT, "one more %s: status %d", holder_names[kind], status);
+        for (uint32_t i = 0; i < HOLDERS; i++) {
+            char words[96];
+            snprintf(words, sizeof words, "the %s of rank %u has %u", holder_names[i], i, sms[i]);
+            REQUIRE(strstr(epw_last_error(), words) != NULL, "'%s' does not say '%s'", epw_last_error(),
+                    words);
+        }
+    }
+    for (uint32_t i = 0; i < HOLDERS; i++) {
+        free_holder(&held[i]);
+        epw_status status = make_holder(&more, PREFILL_BUFFER, i, sms[i] + 1);
+        REQUIRE(status == EPW_ERR_LIMIT, "more SMs than are free: status %d", status);
+        REQUIRE_OK(make_holder(&more, PREFILL_BUFFER, i, sms[i]));
+        free_holder(&more);
+        REQUIRE_OK(make_holder(&held[i], i, i, sms[i]));
+    }
+    for (uint32_t i = 0; i < HOLDERS; i++) free_holder(&held[i]);
+}
+
 static const gpu_case cases[] = {
     {"late_receive", late_receive, 2, 60},
     {"late_combine", late_combine, 2, 60},
@@ -1007,6 +1078,7 @@ static const gpu_case cases[] = {
     {"comes", comes, 1, 60},
     {"probed", probed, 1, 60},
     {"verdicts", verdicts, 1, 60},
+    {"overbooked", overbooked, 1, 60},
 };
 
 int main(int argc, char **argv) {
