@@ -558,8 +558,8 @@ static void pass_messages(uint32_t rank, uint32_t epoch, uint64_t messages) {
     REQUIRE_CUDA(cudaStreamSynchronize(NULL));
 }
 
-/* Counts of messages have 41 bits, which last for a day of large operations. The wrap falls on every third message
- * of an operation once. */
+/* Counts of messages have 41 bits, which last for a day of large operations. The wrap falls on every third
+ * message of an operation once. */
 static void wraps(uint32_t gpus) {
     ring = 7;
     open_all(gpus);
