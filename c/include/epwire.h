@@ -1009,12 +1009,14 @@ EPW_API epw_status epw_dequantize_fp8(uint32_t payload, uint32_t dtype, uint64_t
  *
  * All members call the same collectives in the same order, with the same type, reduction, root and counts. If
  * a rank calls another one, the operation ends with EPW_ERR_MISMATCH on every rank that waits in it, and so
- * does the next call of every other rank; the error names both calls. The communicator can be used again from
- * its next membership on. Sends and receives are matched by peer and tag, in the order of the calls; a
- * message of another type than the receive that it matches is such a mismatch too. On the host that receive
- * writes nothing, and what was sent and not received is lost with the membership, as always when one ends:
- * also if its send was complete. On a GPU a send that still waits for its receive ends with the error too,
- * and a rank whose operations are complete learns of the mismatch in its next collective.
+ * does the next call of every other rank; the error names both calls. On the host a rank that has 0 elements
+ * sends no message that could tell of another count: if it makes no other call within the deadline, it
+ * succeeds, and those that wait for it find it missing (EPW_CAUSE_TIMEOUT). The communicator can be used
+ * again from its next membership on. Sends and receives are matched by peer and tag, in the order of the
+ * calls; a message of another type than the receive that it matches is such a mismatch too. On the host that
+ * receive writes nothing, and what was sent and not received is lost with the membership, as always when one
+ * ends: also if its send was complete. On a GPU a send that still waits for its receive ends with the error
+ * too, and a rank whose operations are complete learns of the mismatch in its next collective.
  *
  *     NCCL                         MPI                              here
  *     ncclCommInitRank             MPI_Init                         epw_comm_create, epw_comm_connect

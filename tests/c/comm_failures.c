@@ -650,6 +650,11 @@ static void different_calls_are_named_on_every_rank(void) {
         {sum, coll_like(EPW_ALL_REDUCE, EPW_TYPE_I32, 8, EPW_MAX, 0), {"(sum)", "(max)"}},
         {sum, coll_like(EPW_ALL_GATHER, EPW_TYPE_I32, 8, 0, 0), {"all_reduce of 8", "all_gather of 8"}},
         {sum, coll_like(EPW_BARRIER, 0, 0, 0, 0), {"all_reduce of 8", "barrier"}},
+        /* Who has no elements has no message to say so in: its next call tells. */
+        {sum, coll_like(EPW_ALL_REDUCE, EPW_TYPE_I32, 0, EPW_SUM, 0), {"all_reduce of 8", "all_reduce of 0"}},
+        {coll_like(EPW_ALL_GATHER, EPW_TYPE_I32, COUNT, 0, 0),
+         coll_like(EPW_ALL_GATHER, EPW_TYPE_I32, 0, 0, 0),
+         {"all_gather of 40000", "all_gather of 0"}},
         {coll_like(EPW_ALL_REDUCE, EPW_TYPE_I32, COUNT, EPW_SUM, 0),
          coll_like(EPW_REDUCE_SCATTER, EPW_TYPE_I32, COUNT, EPW_SUM, 0),
          {"all_reduce of 40000", "reduce_scatter of 40000"}},
@@ -675,7 +680,6 @@ static void different_calls_are_named_on_every_rank(void) {
         {uneven(EPW_ALL_TO_ALL, eights, eights),
          uneven(EPW_ALL_TO_ALL, first, eights),
          {"all_to_all of 8 i32 for this pair", "all_to_all of 9 i32 for this pair"}},
-        /* Who sends nothing has no message to say so in: its next call tells. */
         {uneven(EPW_ALL_TO_ALL, eights, eights),
          uneven(EPW_ALL_TO_ALL, none, eights),
          {"all_to_all of 8 i32 for this pair", "barrier"}},
@@ -732,6 +736,46 @@ static void different_calls_are_named_on_every_rank(void) {
         on_all(3, call_otherwise, &q);
         the_next_epoch_is_exact(&q.c, 2);
         close_comms(&q.c);
+    }
+}
+
+/* Nobody learns that a rank has no elements from one that makes no other call: those that wait for it find it
+ * missing. */
+typedef struct without {
+    comms c;
+    uint32_t kind, rank, waiting; /* the one without elements, and a bit for each that waits for it */
+    uint64_t count;
+} without;
+
+static void call_without_elements(uint32_t rank, void *context) {
+    const without *w = context;
+    static int32_t send[3][3 * COUNT], recv[3][3 * COUNT];
+    epw_coll op = coll_like(w->kind, EPW_TYPE_I32, rank == w->rank ? 0 : w->count, EPW_SUM, 0);
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    op.send = send[rank];
+    op.recv = recv[rank];
+    CHECK_OK(epw_group(w->c.of[rank], &op, 1, NULL, &outcome));
+    bool waits = w->waiting >> rank & 1;
+    CHECK_MSG(outcome.missing.bits[0] == (waits ? UINT64_C(1) << w->rank : 0) &&
+                  outcome.record.cause == (waits ? EPW_CAUSE_TIMEOUT : EPW_CAUSE_NONE),
+              "kind %u, rank %u without elements: rank %u lacks %llx, cause %u", w->kind, w->rank, rank,
+              (unsigned long long)outcome.missing.bits[0], outcome.record.cause);
+}
+
+static void a_rank_without_elements_is_missing(void) {
+    static const struct {
+        uint32_t kind, rank, waiting;
+    } cases[] = {
+        {EPW_ALL_REDUCE, 2, 3}, {EPW_REDUCE_SCATTER, 2, 3}, {EPW_ALL_GATHER, 2, 3},
+        {EPW_ALL_TO_ALL, 2, 3}, {EPW_REDUCE, 2, 1}, /* by the root, 0 */
+        {EPW_GATHER, 2, 1},     {EPW_BROADCAST, 0, 6},      {EPW_SCATTER, 0, 6},
+        {EPW_BROADCAST, 2, 0}, /* it is told of something that it does not await */
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        without w = {made(3), cases[i].kind, cases[i].rank, cases[i].waiting, i % 2 ? COUNT : SMALL};
+        on_all(3, call_without_elements, &w);
+        the_next_epoch_is_exact(&w.c, 2);
+        close_comms(&w.c);
     }
 }
 
@@ -825,6 +869,7 @@ int main(void) {
         different_calls_are_named_on_every_rank, a_mismatch_ends_what_is_under_way_once,
         a_rank_without_memory_is_missing,        a_receive_ends_though_other_calls_go_on,
         a_dropped_work_is_a_fault_once,          a_rank_that_was_away_gives_nobody_up_at_once,
+        a_rank_without_elements_is_missing,
     };
     for (size_t i = 0; i < sizeof tests / sizeof tests[0]; i++) {
         slower = times_slower() * times_busier();
