@@ -402,3 +402,25 @@ fn layout_to_c(layout: Layout) -> u32 {
 fn nanos(deadline: Option<Duration>) -> u64 {
     deadline.map_or(0, |d| d.as_nanos().try_into().unwrap_or(u64::MAX))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use half::bf16;
+
+    #[test]
+    fn an_operation_asks_for_the_sms_that_it_was_given() {
+        let config = EpConfig::new(4, 64, 4, 2);
+        let plan = Plan::new(&config, 1).unwrap();
+        let places = plan.local_experts as usize * plan.rows;
+        let (x, ids, out) = ([bf16::ZERO; 2 * 64], [0i32; 4], vec![bf16::ZERO; places * 64]);
+        let dispatch = Dispatch::new(TensorRef::new(&x, 64), TensorRef::new(&ids, 2));
+        let request = dispatch.request();
+        let sms = |dispatch: Dispatch<'_>| dispatch.to_c(0, &config, &()).unwrap().sms;
+        assert_eq!([sms(dispatch.clone()), sms(dispatch.sms(7))], [0, 7]);
+        for combine in [Combine::in_place(), Combine::new(TensorRef::new(&out, 64))] {
+            let sms = |combine: Combine<'_>| combine.to_c(0, &config, &plan, &request, &()).unwrap().sms;
+            assert_eq!([sms(combine.clone()), sms(combine.sms(5))], [0, 5]);
+        }
+    }
+}

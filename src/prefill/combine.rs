@@ -185,3 +185,22 @@ impl<T: View> PrefillCombine<'_, T> {
         Ok(input)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::EpConfig;
+    use crate::prefill::{PrefillBuffer, PrefillConfig, PrefillLayout};
+    use half::bf16;
+
+    #[test]
+    fn a_combine_asks_for_the_sms_that_it_was_given() {
+        let config = PrefillConfig::new(EpConfig::new(4, 64, 4, 2));
+        let buffer = PrefillBuffer::unconnected(0, 1, config).unwrap();
+        let shape = Shape { tokens: 2, topk: 2, layout: PrefillLayout::Dense, places: 2 };
+        let rows = [bf16::ZERO; 2 * 64];
+        let combine = PrefillCombine::new(TensorRef::new(&rows, 64));
+        let sms = |combine: PrefillCombine<'_>| combine.to_c(&buffer.inner, &shape, &()).unwrap().sms;
+        assert_eq!([sms(combine.clone()), sms(combine.sms(3))], [0, 3]);
+    }
+}

@@ -284,7 +284,7 @@ static void halves_are_launched_as_called(void) {
     destroy(&g);
 }
 
-static void an_operation_has_the_sms_that_it_asks_for(void) {
+static void an_operation_has_the_sms_that_it_asks_for(int captured) {
     group g = make_gpu_group();
     epw_buffer *b = g.of[0];
     epw_dispatch_input in = input_on(FIRST_STREAM, 1);
@@ -295,6 +295,7 @@ static void an_operation_has_the_sms_that_it_asks_for(void) {
     epw_handle handle;
     in.topk_weights = weights;
     in.sms = 7;
+    fake.captured = captured;
     CHECK_OK(epw_dispatch(b, &in, NULL, &handle, NULL));
     CHECK(fake.blocks == 7 && kernels.dispatch.lane.blocks == 20);
     CHECK_OK(epw_dispatch_receive(b, handle, &out, NULL));
@@ -306,6 +307,7 @@ static void an_operation_has_the_sms_that_it_asks_for(void) {
     CHECK(fake.blocks == 20);
     CHECK_OK(epw_combine_receive(b, handle, &combined, NULL));
     CHECK(fake.blocks == 20 && kernels.combine.lane.blocks == 20);
+    fake.captured = 0;
     destroy(&g);
 }
 
@@ -899,7 +901,8 @@ int main(void) {
     words_are_copied_both_ways();
     there_are_no_more_blocks_than_rows();
     halves_are_launched_as_called();
-    an_operation_has_the_sms_that_it_asks_for();
+    an_operation_has_the_sms_that_it_asks_for(0);
+    an_operation_has_the_sms_that_it_asks_for(1); /* and its replays */
     streams_follow_each_other();
     another_stream_waits_for_a_lane();
     streams_wait_for_no_other_calls();

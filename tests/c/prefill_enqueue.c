@@ -159,12 +159,13 @@ static void waits_last_until_the_event_is_done(void) {
     destroy_alone(p);
 }
 
-static void an_operation_has_the_sms_that_it_asks_for(void) {
+static void an_operation_has_the_sms_that_it_asks_for(int captured) {
     epw_prefill *p = make_alone();
     epw_routing *r = make_routing(p);
     epw_prefill_combine_input in = EPW_PREFILL_COMBINE_INPUT_INIT;
     epw_prefill_combine_output out = EPW_PREFILL_COMBINE_OUTPUT_INIT;
     uint32_t share = p->gpu->blocks;
+    fake.captured = captured;
     CHECK(share > 3);
     CHECK_OK(dispatch_by(p, r, FIRST_STREAM, 0, 3));
     CHECK(fake.blocks == 3);
@@ -181,6 +182,7 @@ static void an_operation_has_the_sms_that_it_asks_for(void) {
     CHECK(fake.blocks == 2);
     CHECK_OK(dispatch(p, r, FIRST_STREAM, 0));
     CHECK(fake.blocks == share);
+    fake.captured = 0;
     epw_routing_free(r);
     destroy_alone(p);
 }
@@ -545,7 +547,8 @@ static void records_are_taken_from_the_ring_of_the_kernels(void) {
 
 int main(void) {
     waits_last_until_the_event_is_done();
-    an_operation_has_the_sms_that_it_asks_for();
+    an_operation_has_the_sms_that_it_asks_for(0);
+    an_operation_has_the_sms_that_it_asks_for(1); /* and its replays */
     a_call_whose_events_fail_stands();
     a_routing_whose_event_fails_has_no_end();
     a_half_that_cannot_be_given_up_leaves_its_lane_useless();
