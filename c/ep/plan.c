@@ -16,7 +16,6 @@
 #define MIN_DEADLINE_NS  UINT64_C(1000000)
 #define MAX_HIDDEN       (1u << 24)
 #define MAX_OPAQUE_BYTES (1u << 30) /* sizes within a row have 32 bits, in kernels too */
-#define MAX_SMS          1024u
 
 /* Saturates at the largest value instead of wrapping around. */
 static uint64_t mul(uint64_t a, uint64_t b) {
@@ -76,7 +75,7 @@ epw_status epw_config_check(epw_where where, const epw_config *c) {
             "ranks is %u, must be at most %u on GPUs", c->ranks, EPW_GPU_MAX_RANKS);
     REQUIRE(c->device == EPW_DEVICE_HOST || c->experts <= EPW_GPU_MAX_EXPERTS, EPW_ERR_LIMIT,
             "experts is %u, must be at most %u on GPUs", c->experts, EPW_GPU_MAX_EXPERTS);
-    REQUIRE(c->sms <= MAX_SMS, EPW_ERR_LIMIT, "sms is %u, must be at most %u", c->sms, MAX_SMS);
+    REQUIRE(c->sms <= EPW_MAX_SMS, EPW_ERR_LIMIT, "sms is %u, must be at most %u", c->sms, EPW_MAX_SMS);
     uint32_t depth = c->queue_depth;
     REQUIRE(depth == 0 ||
                 (depth >= EPW_QUEUE_DEPTH_MIN && depth <= EPW_QUEUE_DEPTH_MAX && (depth & (depth - 1)) == 0),

@@ -9,6 +9,9 @@
 #include "peer/rules.h"
 #include "epwire.h"
 
+/* SMs of a buffer on a GPU. */
+#define EPW_MAX_SMS 1024u
+
 /* Checks the fields of a configuration against the limits of the library. */
 epw_status epw_config_check(epw_where where, const epw_config *config);
 

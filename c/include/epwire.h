@@ -1559,9 +1559,11 @@ typedef struct epw_prefill_sizes {
     uint64_t dispatch_bytes; /* rings of dispatched rows, of all lanes */
     uint64_t combine_bytes;  /* rings of answers, of all lanes */
     uint64_t window_bytes;   /* sum of the above, rounded up to pages */
-    uint64_t private_bytes;  /* this rank's memory outside the window, as in epw_plan */
-    uint64_t routing_bytes;  /* of an epw_routing for max_tokens tokens of this rank; each row received takes
-                                routing_row_bytes more. On a GPU it includes those, and is device memory */
+    uint64_t private_bytes; /* this rank's memory outside the window, as in epw_plan. On a GPU that has counts
+                               for each block of a kernel: for as many as config.ep.sms permits or, if that
+                               is 0, as 1024 SMs would have, more than a buffer then allocates */
+    uint64_t routing_bytes; /* of an epw_routing for max_tokens tokens of this rank; each row received takes
+                               routing_row_bytes more. On a GPU it includes those, and is device memory */
     uint64_t routing_row_bytes;
     uint64_t image_bytes, ring_bytes, inbox_bytes; /* as in epw_plan, for peers behind queues */
 } epw_prefill_sizes;

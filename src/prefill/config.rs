@@ -104,7 +104,9 @@ pub struct PrefillPlan {
     pub combine_bytes: u64,
     /// The whole window of a rank.
     pub window_bytes: u64,
-    /// This rank's own memory outside the window.
+    /// This rank's own memory outside the window. On a GPU it is device memory with counts for each block of a kernel:
+    /// for as many as [`EpConfig::sms`](crate::EpConfig::sms) permits or, if that is 0, as 1024 SMs would have, more than
+    /// a buffer then allocates.
     pub private_bytes: u64,
     /// A [`Routing`](super::Routing) for `max_tokens` tokens of this rank.
     pub routing_bytes: u64,

@@ -2949,7 +2949,9 @@ token*/
     pub combine_bytes: u64,
     /// sum of the above, rounded up to pages
     pub window_bytes: u64,
-    /// this rank's memory outside the window, as in epw_plan
+    /** this rank's memory outside the window, as in epw_plan. On a GPU that has counts
+for each block of a kernel: for as many as config.ep.sms permits or, if that
+is 0, as 1024 SMs would have, more than a buffer then allocates*/
     pub private_bytes: u64,
     /** of an epw_routing for max_tokens tokens of this rank; each row received takes
 routing_row_bytes more. On a GPU it includes those, and is device memory*/

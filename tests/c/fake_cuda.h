@@ -34,6 +34,7 @@ static struct fake {
     cudaEvent_t waited;        /* the event that it waited for, */
     unsigned flags;            /* and how */
     uint32_t blocks;
+    uint64_t allocated; /* bytes of device memory, in all */
 } fake = {.done = 1};
 
 static cudaError_t fake_event_query(cudaEvent_t event) {
@@ -125,6 +126,7 @@ static epw_status fake_fail(int error, epw_where where, const char *call) {
 }
 static epw_status fake_alloc(int32_t ordinal, uint64_t bytes, epw_where where, void **out) {
     *out = calloc(1, bytes);
+    fake.allocated += bytes;
     return fake_open(ordinal, where);
 }
 static epw_status fake_host_alloc(int32_t ordinal, uint64_t bytes, epw_where where, void **host,

@@ -69,10 +69,9 @@ static _Alignas(64) uint16_t x[N * WIDTH];
 static int32_t ids[N * K];
 static float weights[N * K];
 
-static epw_prefill *make_alone(void) {
+static epw_prefill *make_with(uint32_t sms, uint32_t lanes) {
     epw_prefill_config config = EPW_PREFILL_CONFIG_INIT;
     epw_prefill *p = NULL;
-    epw_mask alone = first_ranks(1);
     fake = (struct fake){.done = 1};
     config.ep.ranks = 1;
     config.ep.experts = LOCAL;
@@ -80,13 +79,20 @@ static epw_prefill *make_alone(void) {
     config.ep.max_tokens = N;
     config.ep.hidden = WIDTH;
     config.ep.opaque_bytes = 2 * WIDTH;
-    config.ep.lanes = 2;
+    config.ep.lanes = lanes;
+    config.ep.sms = sms;
     CHECK_OK(epw_prefill_create(&config, &p));
     epw_pool_destroy(p->pool);
     p->pool = NULL;
     p->config.ep.device = 0;
     p->peers.user = &epw_prefill_gpu_user;
     CHECK_OK(epw_prefill_gpu_open(p, epw_prefill_where(p, "create")));
+    return p;
+}
+
+static epw_prefill *make_alone(void) {
+    epw_prefill *p = make_with(0, 2);
+    epw_mask alone = first_ranks(1);
     CHECK_OK(epw_prefill_set_active(p, &alone, 1, 0));
     fake.launches = fake.records = fake.waits = fake.frees = 0;
     return p;
@@ -185,6 +191,25 @@ static void an_operation_has_the_sms_that_it_asks_for(int captured) {
     fake.captured = 0;
     epw_routing_free(r);
     destroy_alone(p);
+}
+
+/* The plan has the device memory of as many blocks as the buffer may have, whatever a GPU has free. */
+static void what_is_allocated_was_planned(void) {
+    static const uint32_t sms[] = {0, 2, 3, 16, 33, 40};
+    for (uint32_t i = 0; i < sizeof sms / sizeof sms[0]; i++) {
+        for (uint32_t lanes = 1; lanes <= 2; lanes++) {
+            epw_prefill *p = make_with(sms[i], lanes);
+            epw_prefill_sizes planned;
+            epw_prefill_gpu_plan(&p->config, &p->layout, &planned);
+            uint64_t of_a_block = lanes * (LOCAL + 2) * sizeof(uint32_t);
+            CHECK(p->gpu->blocks > 0 && fake.allocated > p->gpu->blocks * of_a_block);
+            CHECK_MSG(planned.private_bytes >= fake.allocated, "%u SMs, %u lanes: %llu bytes, not %llu",
+                      sms[i], lanes, (unsigned long long)planned.private_bytes,
+                      (unsigned long long)fake.allocated);
+            CHECK(sms[i] == 0 || sms[i] % lanes != 0 || planned.private_bytes == fake.allocated);
+            destroy_alone(p);
+        }
+    }
 }
 
 /* The kernel was launched and runs, so the call succeeds; only its own stream is known to follow it. */
@@ -549,6 +574,7 @@ int main(void) {
     waits_last_until_the_event_is_done();
     an_operation_has_the_sms_that_it_asks_for(0);
     an_operation_has_the_sms_that_it_asks_for(1); /* and its replays */
+    what_is_allocated_was_planned();
     a_call_whose_events_fail_stands();
     a_routing_whose_event_fails_has_no_end();
     a_half_that_cannot_be_given_up_leaves_its_lane_useless();

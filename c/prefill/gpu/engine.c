@@ -5,6 +5,7 @@
 
 #include "device/cuda.h"
 #include "ep/layout.h"
+#include "ep/plan.h"
 
 #ifdef EPW_CUDA
 #include "ep/gpu/sms.h"
@@ -102,6 +103,11 @@ static uint64_t carve_routing(const epw_config *c, const epw_prefill_layout *l, 
     return a.used;
 }
 
+/* The most blocks of a kernel, if all lanes have this many SMs. */
+static uint32_t blocks_of(const epw_config *c, uint32_t sms) {
+    return c->lanes > 1 ? sms - epw_sms_kept(sms) : sms;
+}
+
 void epw_prefill_gpu_plan(const epw_prefill_config *config, const epw_prefill_layout *l,
                           epw_prefill_sizes *sizes) {
     const epw_config *c = &config->ep;
@@ -110,7 +116,8 @@ void epw_prefill_gpu_plan(const epw_prefill_config *config, const epw_prefill_la
     epw_gpu_shared *shared;
     sizes->routing_bytes = carve_routing(c, l, NULL, &r); /* with room for all rows that may come */
     sizes->routing_row_bytes = 0;
-    sizes->private_bytes = carve(c, l, 1, NULL, &shared, places); /* and for each block its counts */
+    uint32_t blocks = blocks_of(c, c->sms != 0 ? c->sms : EPW_MAX_SMS); /* each has its counts */
+    sizes->private_bytes = carve(c, l, blocks, NULL, &shared, places);
     if (has_queues(c))
         sizes->private_bytes +=
             epw_remote_gpu_ways_bytes(c->lanes) +
@@ -165,9 +172,8 @@ static epw_status take_sms(epw_prefill *p, epw_where where) {
     epw_status status =
         epw_gpu_take_sms(&p->config.ep, UINT32_MAX, "prefill buffer", where, &p->gpu->share, &of_lane);
     if (status != EPW_OK) return status;
-    p->gpu->blocks = epw_sm_share_of(p->gpu->share);
-    if (p->config.ep.lanes > 1) p->gpu->blocks -= epw_sms_kept(p->gpu->blocks);
-    return status;
+    p->gpu->blocks = blocks_of(&p->config.ep, epw_sm_share_of(p->gpu->share));
+    return EPW_OK;
 }
 
 static epw_status load_kernels(epw_prefill *p, epw_where where) {
