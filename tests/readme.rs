@@ -290,10 +290,14 @@ const ELSEWHERE: &[(&str, &str)] = &[
         "needs cargo-nextest and a GPU",
     ),
     (
-        "(for t in same \"same --processes\" stress \"stress --processes\" \"stress --ranks 2\" \"stress --ranks 1\" mix failure \
+        "(for t in same \"same --processes\" stress \"stress --processes\" \"stress --ranks 2\" \"stress --ranks 1\" mix \"mix --ranks 1\" failure \
          \"failure --large\" \"failure --ranks 2\" overlap paths moves trouble direct limits wide wire comms comm_shapes comm_losses subsets replaced_comm registered copies prefill \
          prefill_paths prefill_counts prefill_scales prefill_stress prefill_tokens prefill_failure prefill_errors prefill_overlap; do build/test_$t || [ $? = 77 ] || exit 1 done)",
         "needs GPUs; step cuda_kernels builds all of these programs",
+    ),
+    (
+        "(export EPW_TEST_PATH=queue EPW_TEST_WIRE=local; for t in mix comms; do build/test_$t || [ $? = 77 ] || exit 1; done)",
+        "needs GPUs; step emulated_gpu runs a part of them",
     ),
     (
         "(export EPW_TEST_PATH=queue EPW_TEST_NIC=fakes; for rings in host gpu; do for doorbells in gpu host; do for t in same \
@@ -316,15 +320,16 @@ const ELSEWHERE: &[(&str, &str)] = &[
         "needs a GPU",
     ),
     (
-        "compute-sanitizer --tool memcheck build/test_prefill_stress --ranks 2 --operations 72 --tokens 32",
+        "compute-sanitizer --error-exitcode 1 --tool memcheck build/test_prefill_stress --ranks 2 --operations 72 --tokens 32",
         "needs a GPU",
     ),
     (
-        "compute-sanitizer --tool synccheck --num-cuda-barriers 16384 build/test_prefill_stress --ranks 2 --operations 12 --tokens 32",
+        "compute-sanitizer --error-exitcode 1 --tool synccheck --num-cuda-barriers 16384 build/test_prefill_stress --ranks 2 \
+         --operations 12 --tokens 32",
         "needs a GPU",
     ),
     (
-        "compute-sanitizer --tool initcheck build/test_prefill_stress --ranks 2 --operations 72 --tokens 32 --ipc",
+        "compute-sanitizer --error-exitcode 1 --tool initcheck build/test_prefill_stress --ranks 2 --operations 72 --tokens 32 --ipc",
         "needs a GPU",
     ),
     (
