@@ -70,9 +70,12 @@ impl Step {
         let mut routing = self.dispatch(gpu, buffer);
         let completion = self.combine(gpu, &mut routing);
         drop(routing);
+        let mut suspects = gpu.put(&vec![-1i32; buffer.ranks() as usize]);
+        buffer.enqueue_suspects(gpu.view_mut(&mut suspects), gpu.stream()).unwrap();
         let outcome = completion.wait_blocking(PATIENT).unwrap();
         assert!(outcome.is_complete(), "{outcome:?}");
         assert!(gpu.get(&self.out) == tokens.x);
+        assert_eq!(gpu.get(&suspects), vec![0; buffer.ranks() as usize]);
     }
 }
 
