@@ -27,26 +27,36 @@ enum Phase {
     CombineSent,
     /// Soon after one of these points, while it moves much data, for which the others need slots.
     Moving(Point),
-    /// When it next writes to the first slot of its ring at a peer.
+    /// When it next writes to the first slot of its ring at a peer, or one of its words.
     At(Place),
 }
 
-const PHASES: [Phase; 10] = [
+const PHASES: [Phase; 12] = [
     Phase::Before,
     Phase::Counted,
     Phase::Moving(Point::BeforeSend),
+    Phase::At(Place::DispatchWord),
     Phase::At(Place::Rows),
     Phase::DispatchSent,
     Phase::Moving(Point::Counted),
-    Phase::At(Place::Answers),
     Phase::Dispatched,
     Phase::Moving(Point::Dispatched),
+    Phase::At(Place::CombineWord),
+    Phase::At(Place::Answers),
     Phase::CombineSent,
 ];
 
+/// So many consecutive seeds have each phase once; as many more have it with the other choice, see [`is_even`].
+pub(crate) const CASES: u64 = PHASES.len() as u64;
+
+/// A choice that alternates between the phases of one round of seeds, and for each phase between rounds.
+fn is_even(seed: u64) -> bool {
+    (seed + seed / CASES).is_multiple_of(2)
+}
+
 impl Phase {
     fn of(seed: u64) -> Self {
-        match PHASES[(seed / 2 % PHASES.len() as u64) as usize] {
+        match PHASES[(seed % CASES) as usize] {
             // It would die before it writes anything.
             Self::At(_) if crate::is_by_queue() => Self::Moving(Point::BeforeSend),
             phase => phase,
@@ -94,7 +104,7 @@ impl Phase {
     }
 }
 
-/// A run with all ranks in which the victim has died or stopped. Seeds cover all phases.
+/// A run with all ranks in which the victim has died or stopped, in the phase of the seed.
 struct Loss {
     case: Case,
     phase: Phase,
@@ -159,7 +169,7 @@ pub(crate) fn killed_in_prefill(seed: u64) {
     cluster.tell_run(&survivors, &Run::new(1, steps + 1, MORE));
     let reports = cluster.hear_ran(&survivors);
     verdict::swift(&reports, MORE, victim);
-    if seed.is_multiple_of(2) {
+    if is_even(seed) {
         cluster.go_on(&survivors, 2);
         return;
     }
@@ -174,7 +184,7 @@ pub(crate) fn killed_in_prefill(seed: u64) {
 /// A short stop only costs time. After a long one the others have continued.
 pub(crate) fn stopped_in_prefill(seed: u64) {
     let mut loss = Loss::begin(seed, true);
-    if seed.is_multiple_of(2) {
+    if is_even(seed) {
         loss.case.forgiven();
     } else {
         loss.lost();
