@@ -71,6 +71,11 @@ pub(crate) const KINDS: [Kind; 24] = [
     Kind::Group,
 ];
 
+/// The kind of this step of a run with this seed.
+pub(crate) fn kind(seed: u64, step: u32) -> Kind {
+    KINDS[((seed + u64::from(step)) % KINDS.len() as u64) as usize]
+}
+
 /// The most elements of a block, and the number of offsets at which blocks begin in a table.
 const LONGEST: usize = 1 << 16;
 const TABLE: usize = 1 << 12;
@@ -223,7 +228,7 @@ impl Collectives {
         let hash = mix(&[seed, run.epoch.into(), step.into()]);
         let members: Vec<u32> = active.iter().collect();
         Shape {
-            kind: KINDS[((seed + u64::from(step)) % KINDS.len() as u64) as usize],
+            kind: kind(seed, step),
             hash,
             len: 1 + hash as usize % LONGEST.min((max_tokens * hidden) as usize),
             root: members[mix(&[hash]) as usize % members.len()],

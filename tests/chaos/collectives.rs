@@ -2,6 +2,7 @@
 
 use crate::case::Case;
 use crate::cluster::{Choices, Cluster, RANKS, Rows};
+use crate::collective::{KINDS, kind};
 use crate::verdict;
 use crate::wire::{Command, Place, Point, Run, Trap};
 
@@ -26,17 +27,39 @@ enum Phase {
 
 const PHASES: [Phase; 5] = [Phase::Before, Phase::Begun, Phase::Moving, Phase::Message, Phase::Word];
 
-/// A run with all of so many ranks in which the victim has died or stopped. Seeds cover all phases, and with them all
-/// kinds.
+/// The kind and the phase of a seed, as places in their lists.
+const fn cell(seed: u64) -> (usize, usize) {
+    ((seed % KINDS.len() as u64) as usize, (seed % PHASES.len() as u64) as usize)
+}
+
+/// So many consecutive seeds have each phase of each kind once.
+const CELLS: usize = KINDS.len() * PHASES.len();
+const _: () = {
+    let (mut reached, mut seed) = ([[false; PHASES.len()]; KINDS.len()], 0);
+    while seed < CELLS {
+        let (kind, phase) = cell(seed as u64);
+        assert!(!reached[kind][phase], "two seeds of a round have the same phase of the same kind");
+        reached[kind][phase] = true;
+        seed += 1;
+    }
+};
+
+/// A run with all of so many ranks in which the victim has died or stopped, in the phase and the kind of the seed. A kind
+/// that writes no message to a peer leaves a trap there for the next one that does.
 fn begin(ranks: u32, seed: u64, stop: bool) -> Case {
     let mut choices = Choices::new(seed);
-    let phase = PHASES[(seed / 2 % PHASES.len() as u64) as usize];
-    let rows = if phase == Phase::Moving || choices.coin() { Rows::Large } else { Rows::Small };
-    let mut cluster = Cluster::ready_comms(ranks, seed, &mut choices, rows);
-    let victim = choices.below(u64::from(ranks)) as u32;
-    let survivors = cluster.all_but(victim);
+    let (of_kinds, of_phases) = cell(seed);
+    let phase = PHASES[of_phases];
     // The address of the first message of an epoch is known.
     let step = if phase == Phase::Message { 1 } else { 1 + choices.below(3) as u32 };
+    let rows = if phase == Phase::Moving || choices.coin() { Rows::Large } else { Rows::Small };
+    // Of traffic whose step of this number has the kind.
+    let kinds = KINDS.len() as u64;
+    let traffic = seed * kinds + (of_kinds as u64 + kinds - u64::from(step)) % kinds;
+    assert_eq!(kind(traffic, step), KINDS[of_kinds]);
+    let mut cluster = Cluster::ready_comms(ranks, traffic, &mut choices, rows);
+    let victim = choices.below(u64::from(ranks)) as u32;
+    let survivors = cluster.all_but(victim);
     let steps = if phase == Phase::Moving { MANY_STEPS } else { STEPS };
     let run = Run::new(1, 1, steps);
     cluster.tell_run(&survivors, &run);
@@ -86,10 +109,11 @@ pub(crate) fn one_of_two_is_killed_in_a_collective(seed: u64) {
     cluster.go_on(&cluster.everyone(), 3);
 }
 
-/// A short stop only costs time. After a long one the others have continued.
+/// A short stop only costs time. After a long one the others have continued. The seeds of a kind and those of a phase
+/// alternate, and so do those of both.
 pub(crate) fn stopped_in_a_collective(seed: u64) {
     let mut case = begin(RANKS, seed, true);
-    if seed.is_multiple_of(2) {
+    if (seed + seed / KINDS.len() as u64).is_multiple_of(2) {
         case.forgiven();
     } else {
         let reports = case.cluster.hear_ran(&case.survivors);
