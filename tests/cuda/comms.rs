@@ -194,6 +194,9 @@ pub(crate) fn sends_that_cross_in_a_group_do_not_wait_for_each_other(gpus: u32) 
         let (outcome, ()) = r.gpu.begin_on(around, r.stream()).unwrap().wait();
         complete(&outcome.unwrap());
         assert!(r.stream.clone_dtoh(&received).unwrap() == vec![before; n]);
+        let mut suspects = r.stream.clone_htod(&vec![-1i32; r.ranks()]).unwrap();
+        r.gpu.enqueue_suspects(r.view_mut(&mut suspects), r.stream()).unwrap();
+        assert_eq!(r.stream.clone_dtoh(&suspects).unwrap(), vec![0; r.ranks()]);
     });
 }
 
