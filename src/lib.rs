@@ -116,7 +116,7 @@
 //!
 //! | message | level | fields | meaning |
 //! |---|---|---|---|
-//! | `degraded` | `WARN` | `record`: the first wait given up | the operation ended without the part of some peer; level `DEBUG` if all peers that were given up have been reported before ([`Outcome::news`]) |
+//! | `degraded` | `WARN` | `record`: the first wait given up | the operation ended without the part of some peer; level `DEBUG` if all peers that were given up have been reported before ([`Outcome::news`]), and in a sending half, after which the receiving half reports them |
 //! | `refused` | `WARN` | `error` | the operation ended with an error |
 //! | `abandoned` | `DEBUG` | | the operation's future was dropped before it had ended |
 //!

@@ -9,6 +9,15 @@ use crate::mask::Mask;
 use crate::names::names;
 use crate::sys;
 
+/// Who gets an outcome.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reader {
+    /// The program: it is told of the suspects that it names.
+    Program,
+    /// Spans and metrics alone, because a sending half returns no outcome: the program has still to be told.
+    Observer,
+}
+
 /// How an operation ended: complete, or without the part of some peers.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -50,7 +59,7 @@ impl Outcome {
     }
 
     /// The outcome of an operation that has ended on this buffer or communicator.
-    pub(crate) fn of(floor: &impl Floor, outcome: &sys::epw_outcome) -> Result<Self> {
+    pub(crate) fn of(floor: &impl Floor, outcome: &sys::epw_outcome, reader: Reader) -> Result<Self> {
         let missing = Mask::from_words(outcome.missing.bits);
         let record = ErrorRecord::from_c(&outcome.record, floor.known());
         let (mut suspects, mut news) = (Mask::EMPTY, Mask::EMPTY);
@@ -59,7 +68,9 @@ impl Outcome {
             // A membership that has begun since then has cleared them.
             if record.as_ref().is_none_or(|record| record.epoch == now.epoch) {
                 suspects = Mask::from_words(now.suspects.bits);
-                news = floor.known().add(now.epoch, &suspects);
+                if reader == Reader::Program {
+                    news = floor.known().add(now.epoch, &suspects);
+                }
                 if let Some(found) = record.as_ref().filter(|record| record.is_finding(&suspects)) {
                     floor.known().found(now.epoch, found.peer, found.cause);
                 }

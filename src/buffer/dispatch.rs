@@ -9,7 +9,7 @@ use super::output::DispatchOutput;
 use crate::config::{Layout, Payload};
 use crate::error::Result;
 use crate::observe::Observed;
-use crate::outcome::Outcome;
+use crate::outcome::{Outcome, Reader};
 use crate::{ffi, sys};
 
 impl EpBuffer {
@@ -63,9 +63,10 @@ impl EpBuffer {
         let observed = Observed::begin(name, self.rank());
         let ended = async {
             self.inner.start_waits(name)?;
+            let reader = reader(output.as_deref());
             let (open, progress, outcome) = self.start(input, output, true)?;
             // SAFETY: `input` and `output` are borrowed by this future, to its end.
-            let outcome = unsafe { open.finish(progress, outcome) }.await?;
+            let outcome = unsafe { open.finish(progress, outcome, reader) }.await?;
             Ok((open, outcome))
         };
         observed.end(ended.await, |(_, outcome)| outcome)
@@ -78,8 +79,9 @@ impl EpBuffer {
         output: Option<&mut DispatchOutput<'_>>,
     ) -> Result<(OpenHandle, Outcome)> {
         let observed = Observed::begin(name, self.rank());
+        let reader = reader(output.as_deref());
         let ended = self.start(input, output, false);
-        let ended = ended.and_then(|(open, _, outcome)| Ok((open, self.inner.ended(&outcome)?)));
+        let ended = ended.and_then(|(open, _, outcome)| Ok((open, self.inner.ended(&outcome, reader)?)));
         observed.end(ended, |(_, outcome)| outcome)
     }
 
@@ -106,4 +108,9 @@ impl EpBuffer {
         let deadline = input.deadline_or(inner.config.deadline);
         Ok((OpenHandle::new(inner.clone(), handle, deadline), progress, outcome))
     }
+}
+
+/// Without an output it is a sending half.
+fn reader(output: Option<&DispatchOutput<'_>>) -> Reader {
+    if output.is_some() { Reader::Program } else { Reader::Observer }
 }

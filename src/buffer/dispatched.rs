@@ -9,7 +9,7 @@ use super::output::{CombineOutput, DispatchOutput};
 use crate::config::Layout;
 use crate::error::{Error, Result};
 use crate::ffi::{Progress, Rows};
-use crate::outcome::Outcome;
+use crate::outcome::{Outcome, Reader};
 use crate::sys;
 use crate::tensor::Element;
 
@@ -84,9 +84,9 @@ impl Dispatching {
 
     /// Receives on this thread. Bounded by the deadline. Not for a thread that serves an async executor.
     pub fn receive_blocking(self, mut output: DispatchOutput<'_>) -> Consuming<Dispatched, Self> {
-        let ended = self
-            .open
-            .run("dispatch_receive", |nonblocking, outcome| self.start(&mut output, nonblocking, outcome));
+        let ended = self.open.run("dispatch_receive", Reader::Program, |nonblocking, outcome| {
+            self.start(&mut output, nonblocking, outcome)
+        });
         self.end(ended)
     }
 
@@ -167,7 +167,7 @@ impl Dispatched {
         input: Combine<'_>,
         mut output: CombineOutput<'_>,
     ) -> Consuming<Outcome, Self> {
-        let ended = self.open.run("combine", |nonblocking, outcome| {
+        let ended = self.open.run("combine", Reader::Program, |nonblocking, outcome| {
             self.start(&input, Some(&mut output), nonblocking, outcome)
         });
         self.end(ended)
@@ -175,10 +175,10 @@ impl Dispatched {
 
     /// The sending half of a combine: the answers are received when the caller asks. Never waits.
     pub fn combine_send(mut self, input: Combine<'_>) -> Consuming<Combining, Self> {
-        match self
-            .open
-            .run("combine_send", |nonblocking, outcome| self.start(&input, None, nonblocking, outcome))
-        {
+        let ended = self.open.run("combine_send", Reader::Observer, |nonblocking, outcome| {
+            self.start(&input, None, nonblocking, outcome)
+        });
+        match ended {
             Ok(_) => {
                 self.open.set_deadline(input.deadline_or(self.open.inner.config.deadline));
                 Ok(Combining { open: self.open, request: self.request })
@@ -326,9 +326,9 @@ impl Combining {
 
     /// The same on this thread. Bounded by the deadline. Not for a thread that serves an async executor.
     pub fn receive_blocking(self, mut output: CombineOutput<'_>) -> Consuming<Outcome, Self> {
-        let ended = self
-            .open
-            .run("combine_receive", |nonblocking, outcome| self.start(&mut output, nonblocking, outcome));
+        let ended = self.open.run("combine_receive", Reader::Program, |nonblocking, outcome| {
+            self.start(&mut output, nonblocking, outcome)
+        });
         self.end(ended)
     }
 

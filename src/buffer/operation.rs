@@ -14,7 +14,7 @@ use super::ep_buffer::Inner;
 use crate::error::Result;
 use crate::ffi::{self, Progress};
 use crate::observe::Observed;
-use crate::outcome::Outcome;
+use crate::outcome::{Outcome, Reader};
 use crate::sys;
 
 /// A live handle of the C core: its lane is given back when this is dropped.
@@ -46,11 +46,12 @@ impl OpenHandle {
     pub(super) fn run(
         &self,
         name: &'static str,
+        reader: Reader,
         start: impl FnOnce(bool, &mut sys::epw_outcome) -> Result<Progress>,
     ) -> Result<Outcome> {
         let observed = Observed::begin(name, self.inner.rank);
         let mut outcome = ffi::empty_outcome();
-        let ended = start(false, &mut outcome).and_then(|_| self.inner.ended(&outcome));
+        let ended = start(false, &mut outcome).and_then(|_| self.inner.ended(&outcome, reader));
         observed.end(ended, |outcome| outcome)
     }
 
@@ -69,7 +70,7 @@ impl OpenHandle {
             let mut outcome = ffi::empty_outcome();
             let progress = start(true, &mut outcome)?;
             // SAFETY: by this function's contract.
-            unsafe { self.finish(progress, outcome) }.await
+            unsafe { self.finish(progress, outcome, Reader::Program) }.await
         };
         observed.end(ended.await, |outcome| outcome)
     }
@@ -82,6 +83,7 @@ impl OpenHandle {
         &self,
         mut first: Progress,
         mut outcome: sys::epw_outcome,
+        reader: Reader,
     ) -> Result<Outcome> {
         poll_fn(|cx| {
             if first == Progress::Pending {
@@ -89,7 +91,7 @@ impl OpenHandle {
                 first = unsafe { self.inner.ffi.poll(self.handle, &mut outcome) }?;
             }
             match first {
-                Progress::Done => Poll::Ready(self.inner.ended(&outcome)),
+                Progress::Done => Poll::Ready(self.inner.ended(&outcome, reader)),
                 Progress::Pending => {
                     self.inner.waits.wake_later(self.handle, cx.waker());
                     Poll::Pending

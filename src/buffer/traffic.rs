@@ -3,7 +3,7 @@
 use super::ep_buffer::{EpBuffer, Inner};
 use crate::error::Result;
 use crate::ffi::Floor;
-use crate::outcome::Outcome;
+use crate::outcome::{Outcome, Reader};
 use crate::sys;
 use crate::traffic::Traffic;
 
@@ -26,8 +26,8 @@ impl EpBuffer {
 
 impl Inner {
     /// The outcome of an operation that has ended; its traffic is added to the metrics.
-    pub(super) fn ended(&self, outcome: &sys::epw_outcome) -> Result<Outcome> {
+    pub(super) fn ended(&self, outcome: &sys::epw_outcome, reader: Reader) -> Result<Outcome> {
         self.told.tell(&*self.ffi, self.rank, self.plan.ranks);
-        Outcome::of(&*self.ffi, outcome)
+        Outcome::of(&*self.ffi, outcome, reader)
     }
 }

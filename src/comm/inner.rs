@@ -12,7 +12,7 @@ use crate::config::Device;
 use crate::cuda::{Gpu, Site, StreamRef};
 use crate::error::{Error, Failure, Result};
 use crate::mask::Mask;
-use crate::outcome::Outcome;
+use crate::outcome::{Outcome, Reader};
 use crate::peers::{Setting, Waits};
 use crate::{ffi, observe, sys};
 
@@ -53,7 +53,7 @@ impl Inner {
     /// The outcome of calls that have ended.
     pub(super) fn ended(&self, outcome: &sys::epw_outcome) -> Result<Outcome> {
         self.tell_traffic();
-        Outcome::of(&*self.ffi, outcome)
+        Outcome::of(&*self.ffi, outcome, Reader::Program)
     }
 
     /// Exchanges blocks of host memory, one for each rank, on whichever device the communicator is. Waits.

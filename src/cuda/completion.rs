@@ -9,7 +9,7 @@ use super::waiting::{late, until};
 use crate::buffer::Inner;
 use crate::error::Result;
 use crate::ffi::Progress;
-use crate::outcome::Outcome;
+use crate::outcome::{Outcome, Reader};
 use crate::sys;
 
 /// The last call that was enqueued for a handle, and those before it: wait on the host for the GPU to have run them, then ask
@@ -81,6 +81,6 @@ impl Completion {
     /// deadline.
     pub fn outcome(&self) -> Result<Option<Outcome>> {
         let ffi = &self.inner.ffi;
-        ffi.outcome(self.handle)?.map(|outcome| Outcome::of(&**ffi, &outcome)).transpose()
+        ffi.outcome(self.handle)?.map(|outcome| Outcome::of(&**ffi, &outcome, Reader::Program)).transpose()
     }
 }

@@ -11,7 +11,7 @@ use crate::error::{Error, Failure, Result};
 use crate::ffi::{self, Floor};
 use crate::group::{Follower, GivenUp, Group, held_by};
 use crate::mask::Mask;
-use crate::outcome::Outcome;
+use crate::outcome::{Outcome, Reader};
 use crate::peers::{self, End, Membership, Setting, Waits, present};
 use crate::rendezvous::Decision;
 use crate::spawn_blocking::spawn_blocking;
@@ -57,9 +57,9 @@ impl Inner {
     }
 
     /// The outcome of an operation that has ended; its traffic is added to the metrics.
-    pub(super) fn ended(&self, outcome: &sys::epw_outcome) -> Result<Outcome> {
+    pub(super) fn ended(&self, outcome: &sys::epw_outcome, reader: Reader) -> Result<Outcome> {
         self.told.tell(&*self.ffi, self.rank, self.plan.ranks);
-        Outcome::of(&*self.ffi, outcome)
+        Outcome::of(&*self.ffi, outcome, reader)
     }
 
     /// Refuses a call that has another form for buffers on GPUs.

@@ -6,7 +6,7 @@ use super::operation::{begin, finish, run};
 use super::output::PrefillCombineOutput;
 use super::routing::Routing;
 use crate::error::Result;
-use crate::outcome::Outcome;
+use crate::outcome::{Outcome, Reader};
 use crate::sys;
 
 impl PrefillBuffer {
@@ -29,7 +29,9 @@ impl PrefillBuffer {
         let c = input.to_c(inner, &routing.shape, &())?;
         let to = output.as_c(inner, (routing.shape.tokens, routing.shape.topk, input.width()), &())?;
         // SAFETY: all sizes have been checked, and the borrows outlive the call, which ends the operation.
-        run(inner, "combine", |outcome| unsafe { routing.ffi.combine(&c, Some(&to), Some(outcome)) })
+        run(inner, "combine", Reader::Program, |outcome| unsafe {
+            routing.ffi.combine(&c, Some(&to), Some(outcome))
+        })
     }
 
     /// [`PrefillBuffer::combine_blocking`] that never blocks the executor. Dropping the future gives the combine up.
@@ -54,7 +56,7 @@ impl PrefillBuffer {
             begin(inner, |outcome| unsafe { routing.ffi.combine(&c, Some(&to), Some(outcome)) })
         };
         // SAFETY: as above.
-        unsafe { finish(inner, "combine", &mut routing.ffi, begun) }.await
+        unsafe { finish(inner, "combine", Reader::Program, &mut routing.ffi, begun) }.await
     }
 
     /// The sending half of a combine, of at most [`split_tokens`](super::PrefillPlan::split_tokens) rows of each
@@ -75,8 +77,9 @@ impl PrefillBuffer {
         let c = input.to_c(inner, &routing.shape, &())?;
         // SAFETY: all sizes have been checked, and the borrows outlive the half that is returned, which gives the
         // operation up when dropped. If it is forgotten, the operation stays and no call continues it.
-        let _ =
-            run(inner, "combine_send", |outcome| unsafe { routing.ffi.combine(&c, None, Some(outcome)) })?;
+        let _ = run(inner, "combine_send", Reader::Observer, |outcome| unsafe {
+            routing.ffi.combine(&c, None, Some(outcome))
+        })?;
         Ok(PrefillCombining { routing, inner: self.clone(), width: input.width(), collected: false })
     }
 
@@ -102,7 +105,7 @@ impl PrefillBuffer {
             begin(inner, |outcome| unsafe { routing.ffi.combine(&c, None, Some(outcome)) })
         };
         // SAFETY: as above.
-        let _ = unsafe { finish(inner, "combine_send", &mut routing.ffi, begun) }.await?;
+        let _ = unsafe { finish(inner, "combine_send", Reader::Observer, &mut routing.ffi, begun) }.await?;
         Ok(PrefillCombining { routing, inner: self.clone(), width: input.width(), collected: false })
     }
 }
@@ -133,7 +136,7 @@ impl PrefillCombining<'_> {
             begin(inner, |outcome| unsafe { routing.collect(&to, Some(outcome)) })
         };
         // SAFETY: as above.
-        let outcome = unsafe { finish(inner, "combine_receive", routing, begun) }.await?;
+        let outcome = unsafe { finish(inner, "combine_receive", Reader::Program, routing, begun) }.await?;
         self.collected = true;
         Ok(outcome)
     }
@@ -147,8 +150,9 @@ impl PrefillCombining<'_> {
         let to = output.as_c(&self.inner.inner, (shape.tokens, shape.topk, self.width), &())?;
         let (routing, inner) = (&mut self.routing.ffi, &self.inner.inner);
         // SAFETY: all sizes have been checked, and the borrows outlive the call, which ends the operation.
-        let outcome =
-            run(inner, "combine_receive", |outcome| unsafe { routing.collect(&to, Some(outcome)) })?;
+        let outcome = run(inner, "combine_receive", Reader::Program, |outcome| unsafe {
+            routing.collect(&to, Some(outcome))
+        })?;
         self.collected = true;
         Ok(outcome)
     }

@@ -9,7 +9,7 @@ use super::routing::{Received, Routing};
 use crate::buffer::{Dispatch, Request};
 use crate::config::Payload;
 use crate::error::Result;
-use crate::outcome::Outcome;
+use crate::outcome::{Outcome, Reader};
 use crate::sys;
 
 impl PrefillBuffer {
@@ -270,7 +270,9 @@ impl PrefillBuffer {
         let shape = routing.shape.of_input(input).of_output(inner, &output);
         let how = (route, sys::EPW_HALF_SENDS);
         // SAFETY: all sizes have been checked, and the borrows outlive the call, which ends the operation.
-        run(inner, "dispatch", |outcome| unsafe { routing.dispatch(shape, &c, how, Some(&to), outcome) })
+        run(inner, "dispatch", Reader::Program, |outcome| unsafe {
+            routing.dispatch(shape, &c, how, Some(&to), outcome)
+        })
     }
 
     /// The same in the polls of this future.
@@ -292,7 +294,7 @@ impl PrefillBuffer {
             begin(inner, |outcome| unsafe { routing.dispatch(shape, &c, how, Some(&to), outcome) })
         };
         // SAFETY: as above.
-        unsafe { finish(inner, "dispatch", &mut routing.ffi, begun) }.await
+        unsafe { finish(inner, "dispatch", Reader::Program, &mut routing.ffi, begun) }.await
     }
 
     /// The first half of a dispatch on this thread. The caller keeps what `input` borrows until the receiving half has
@@ -302,7 +304,7 @@ impl PrefillBuffer {
         let c = self.input(routing, input)?;
         let shape = routing.shape.of_input(input);
         // SAFETY: all sizes have been checked, and the borrows outlive the operation, see above.
-        let _ = run(&self.inner, "dispatch_send", |outcome| unsafe {
+        let _ = run(&self.inner, "dispatch_send", Reader::Observer, |outcome| unsafe {
             routing.dispatch(shape, &c, how, None, outcome)
         })?;
         Ok(Half::new(self, input))
@@ -318,7 +320,8 @@ impl PrefillBuffer {
             begin(&self.inner, |outcome| unsafe { routing.dispatch(shape, &c, how, None, outcome) })
         };
         // SAFETY: as above.
-        let _ = unsafe { finish(&self.inner, "dispatch_send", &mut routing.ffi, begun) }.await?;
+        let _ = unsafe { finish(&self.inner, "dispatch_send", Reader::Observer, &mut routing.ffi, begun) }
+            .await?;
         Ok(Half::new(self, input))
     }
 
@@ -440,7 +443,7 @@ impl Half {
             begin(inner, |outcome| unsafe { routing.receive(shape, &to, outcome) })
         };
         // SAFETY: as above.
-        unsafe { finish(inner, "dispatch_receive", &mut routing.ffi, begun) }.await
+        unsafe { finish(inner, "dispatch_receive", Reader::Program, &mut routing.ffi, begun) }.await
     }
 
     fn receive_blocking(&self, routing: &mut Routing, mut output: PrefillOutput<'_>) -> Result<Outcome> {
@@ -448,7 +451,9 @@ impl Half {
         let to = output.as_c(inner, self.payload, self.sideband_bytes, &())?;
         let shape = routing.shape.of_output(inner, &output);
         // SAFETY: all sizes have been checked, and the borrows outlive the call, which ends the operation.
-        run(inner, "dispatch_receive", |outcome| unsafe { routing.receive(shape, &to, outcome) })
+        run(inner, "dispatch_receive", Reader::Program, |outcome| unsafe {
+            routing.receive(shape, &to, outcome)
+        })
     }
 }
 

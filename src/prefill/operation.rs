@@ -8,18 +8,19 @@ use super::buffer::Inner;
 use crate::error::Result;
 use crate::ffi::{self, Progress};
 use crate::observe::Observed;
-use crate::outcome::Outcome;
+use crate::outcome::{Outcome, Reader};
 use crate::sys;
 
 /// Runs a call on this thread, and turns what it fills into an outcome.
 pub(super) fn run(
     inner: &Inner,
     name: &'static str,
+    reader: Reader,
     call: impl FnOnce(&mut sys::epw_outcome) -> Result<Progress>,
 ) -> Result<Outcome> {
     let observed = Observed::begin(name, inner.rank);
     let mut outcome = ffi::empty_outcome();
-    let ended = call(&mut outcome).and_then(|_| inner.ended(&outcome));
+    let ended = call(&mut outcome).and_then(|_| inner.ended(&outcome, reader));
     observed.end(ended, |outcome| outcome)
 }
 
@@ -61,6 +62,7 @@ pub(super) fn begin(
 pub(super) async unsafe fn finish(
     inner: &Inner,
     name: &'static str,
+    reader: Reader,
     routing: &mut ffi::Routing,
     begun: Result<Begun>,
 ) -> Result<Outcome> {
@@ -74,7 +76,7 @@ pub(super) async unsafe fn finish(
                 progress = unsafe { under_way.routing.poll(&mut outcome) }?;
             }
             if progress == Progress::Done {
-                return Poll::Ready(inner.ended(&outcome));
+                return Poll::Ready(inner.ended(&outcome, reader));
             }
             let lane = under_way.routing.lane();
             inner.waits.wake_later(lane.into(), cx.waker());

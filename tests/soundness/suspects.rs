@@ -10,7 +10,7 @@ use epwire::{
 };
 use half::bf16;
 
-use crate::HIDDEN;
+use crate::{HIDDEN, Token};
 
 const DEADLINE: Duration = Duration::from_secs(2);
 const IDS: [i32; 3] = [0, 1, 2];
@@ -83,4 +83,35 @@ fn a_silent_peer_is_one_though_the_record_names_another_that_is_not() {
         ([1, 2].into_iter().collect(), [2].into_iter().collect())
     );
     assert!(outcome.needs_recovery());
+}
+
+#[test]
+fn a_loss_that_a_sending_half_notices_is_news_in_the_outcome_of_the_receiving_half() {
+    let [a, b] = crate::pair(DEADLINE);
+    let lost: Mask = [1].into_iter().collect();
+    let (dispatched, expert_out) = thread::scope(|scope| {
+        scope.spawn(move || {
+            let mut token = Token::new(&b, 1.0);
+            let (input, output) = token.dispatch(0);
+            let dispatched = b.dispatch_blocking(input, output).unwrap();
+            assert!(dispatched.outcome().is_complete(), "{}", dispatched.outcome());
+            drop(b);
+        });
+        let mut token = Token::new(&a, 1.0);
+        let (input, output) = token.dispatch(0);
+        let dispatched = a.dispatch_blocking(input, output).unwrap();
+        assert!(dispatched.outcome().is_complete(), "{}", dispatched.outcome());
+        (dispatched, token.expert_out())
+    });
+    // What an operation that was given up owes the peer finds out, without an outcome.
+    let mut other = Token::new(&a, 2.0);
+    let (input, _) = other.dispatch(1);
+    drop(a.dispatch_send_blocking(input).unwrap());
+    while a.membership().unwrap().suspects.is_empty() {
+        thread::sleep(Duration::from_millis(1));
+    }
+    let combining = dispatched.combine_send(Combine::new(TensorRef::new(&expert_out, HIDDEN))).unwrap();
+    let mut out = HostBuffer::<bf16>::zeroed(HIDDEN);
+    let outcome = combining.receive_blocking(CombineOutput::new(TensorMut::new(&mut out))).unwrap();
+    assert_eq!((outcome.missing, outcome.suspects, outcome.news), (lost, lost, lost), "{outcome}");
 }

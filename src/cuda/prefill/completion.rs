@@ -7,7 +7,8 @@ use super::shared::{Shared, State, site};
 use crate::cuda::stream::StreamRef;
 use crate::error::{Error, Failure, Result};
 use crate::ffi::{self, Progress};
-use crate::outcome::Outcome;
+use crate::outcome::{Outcome, Reader};
+use crate::sys;
 
 /// The last operation that was enqueued for a [`Routing`](super::Routing): wait on the host for the GPU to have run it, and
 /// learn how it ended; or let another stream wait for it. The stream of the call itself needs no wait: what comes later on it
@@ -31,7 +32,8 @@ impl PrefillCompletion {
 
     /// Whether the operation has run. Never waits.
     pub fn is_done(&self) -> Result<bool> {
-        Ok(self.outcome()?.is_some())
+        let state = self.shared.lock();
+        Ok(self.poll(&state, &mut ffi::empty_outcome())? == Progress::Done)
     }
 
     /// How the operation ended, `None` if it has not run yet. Reads host memory; never waits.
@@ -72,10 +74,14 @@ impl PrefillCompletion {
 
     fn look(&self, state: &State) -> Result<Option<Outcome>> {
         let inner = &self.shared.inner;
-        self.require_last(state, "wait")?;
         let mut outcome = ffi::empty_outcome();
+        let progress = self.poll(state, &mut outcome)?;
+        (progress == Progress::Done).then(|| Outcome::of(&*inner.ffi, &outcome, Reader::Program)).transpose()
+    }
+
+    fn poll(&self, state: &State, outcome: &mut sys::epw_outcome) -> Result<Progress> {
+        self.require_last(state, "wait")?;
         // SAFETY: on a GPU it asks for the state of an event, and touches no memory of the operation.
-        let progress = unsafe { state.routing.look(&mut outcome) }?;
-        (progress == Progress::Done).then(|| Outcome::of(&*inner.ffi, &outcome)).transpose()
+        unsafe { state.routing.look(outcome) }
     }
 }
