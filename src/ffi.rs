@@ -140,7 +140,7 @@ impl Buffer {
         let mut out = ptr::null_mut();
         // SAFETY: both are valid for the call, and the fabric is held until the buffer is destroyed.
         check(unsafe { sys::epw_buffer_create(&config, &mut out) })?;
-        let made = NonNull::new(out).map(|at| Self(at, fabric, Known::default()));
+        let made = NonNull::new(out).map(|at| Self(at, fabric, Known::new(config.rank)));
         made.ok_or_else(|| error(sys::EPW_ERR_NO_MEMORY))
     }
 

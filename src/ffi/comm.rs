@@ -65,7 +65,7 @@ impl Comm {
         let mut out = ptr::null_mut();
         // SAFETY: both are valid for the call, and the fabric is held until the communicator is destroyed.
         check(unsafe { sys::epw_comm_create(&config, &mut out) })?;
-        let made = NonNull::new(out).map(|at| Self(at, fabric, Known::default()));
+        let made = NonNull::new(out).map(|at| Self(at, fabric, Known::new(config.rank)));
         made.ok_or_else(|| error(sys::EPW_ERR_NO_MEMORY))
     }
 

@@ -28,7 +28,10 @@ pub(crate) trait Floor: Send + Sync + Debug {
     /// As [`Floor::revoke`], for the C object alone.
     fn give_up(&self, peers: &Mask) -> Result<()>;
     fn revoke(&self, peers: &Mask, why: Cause) -> Result<()> {
-        self.known().revoke(self.membership()?.epoch, peers, why);
+        // Whoever ends a wait because of this looks there for the cause. Masks with this rank are refused.
+        if !peers.contains(self.known().rank()) {
+            self.known().revoke(self.membership()?.epoch, peers, why);
+        }
         self.give_up(peers)
     }
     fn known(&self) -> &Known;

@@ -10,7 +10,10 @@ use crate::mask::Mask;
 /// What is known of the suspects of the newest epoch, and why peers were revoked in the one before, of which errors may
 /// still be reported.
 #[derive(Debug, Default)]
-pub(crate) struct Known(Mutex<State>);
+pub(crate) struct Known {
+    rank: u32,
+    state: Mutex<State>,
+}
 
 #[derive(Debug, Default)]
 struct State {
@@ -26,6 +29,16 @@ struct State {
 }
 
 impl Known {
+    /// What this rank knows.
+    pub(super) fn new(rank: u32) -> Self {
+        Self { rank, state: Mutex::default() }
+    }
+
+    /// This rank.
+    pub(super) fn rank(&self) -> u32 {
+        self.rank
+    }
+
     /// Adds these suspects of an epoch, and returns those that the program had not been told of.
     pub(crate) fn add(&self, epoch: u32, ranks: &Mask) -> Mask {
         self.of(epoch, |state| {
@@ -61,7 +74,7 @@ impl Known {
 
     /// Why the peer was revoked in this epoch, if it was.
     pub(crate) fn why(&self, epoch: u32, peer: u32) -> Option<Cause> {
-        let state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let (former, revoked) = &state.former;
         let known = [(state.epoch, &state.revoked), (*former, revoked)];
         known.into_iter().find(|(of, _)| *of == epoch).and_then(|(_, revoked)| revoked.get(&peer).copied())
@@ -69,7 +82,7 @@ impl Known {
 
     /// Nothing is noted of an epoch that is over.
     fn of<T: Default>(&self, epoch: u32, f: impl FnOnce(&mut State) -> T) -> T {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.epoch > epoch {
             return T::default();
         }

@@ -163,7 +163,7 @@ impl Prefill {
         check(unsafe { sys::epw_prefill_create(&config, &mut out) })?;
         let spare = (config.ep.device != sys::EPW_DEVICE_HOST).then(Mutex::default);
         NonNull::new(out)
-            .map(|at| Self(at, fabric, Known::default(), spare))
+            .map(|at| Self(at, fabric, Known::new(config.ep.rank), spare))
             .ok_or_else(|| error(sys::EPW_ERR_NO_MEMORY))
     }
 

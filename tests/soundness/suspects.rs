@@ -5,8 +5,8 @@ use std::thread;
 use std::time::Duration;
 
 use epwire::{
-    Cause, Combine, CombineOutput, Dispatch, EpBuffer, EpConfig, Group, HostBuffer, Layout, Mask, Outcome,
-    Payload, TensorMut, TensorRef,
+    Cause, Combine, CombineOutput, Dispatch, EpBuffer, EpConfig, Error, Group, HostBuffer, Layout, Mask,
+    Outcome, Payload, TensorMut, TensorRef,
 };
 use half::bf16;
 
@@ -114,4 +114,18 @@ fn a_loss_that_a_sending_half_notices_is_news_in_the_outcome_of_the_receiving_ha
     let mut out = HostBuffer::<bf16>::zeroed(HIDDEN);
     let outcome = combining.receive_blocking(CombineOutput::new(TensorMut::new(&mut out))).unwrap();
     assert_eq!((outcome.missing, outcome.suspects, outcome.news), (lost, lost, lost), "{outcome}");
+}
+
+#[test]
+fn a_revocation_that_is_refused_tells_the_program_of_nobody() {
+    let [a, b] = crate::pair(DEADLINE);
+    let error = a.revoke(&Mask::all(2)).unwrap_err();
+    assert!(matches!(error, Error::Invalid(_)), "{error}");
+    drop(b);
+    let mut token = Token::new(&a, 1.0);
+    let (input, output) = token.dispatch(0);
+    let dispatched = a.dispatch_blocking(input, output).unwrap();
+    let lost: Mask = [1].into_iter().collect();
+    let outcome = dispatched.outcome();
+    assert_eq!((outcome.suspects, outcome.news), (lost, lost), "{outcome}");
 }
