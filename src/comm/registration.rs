@@ -1,6 +1,6 @@
 //! Memory that the program has allocated, on its GPU, and that peers read without an intermediate copy.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::communicator::Comm;
@@ -100,8 +100,11 @@ impl Comm {
 #[must_use = "dropping it leaves the memory registered"]
 pub struct Registration {
     inner: Arc<Inner>,
-    /// This rank's; `None`: deregistered.
-    own: Option<u64>,
+    /// This rank's.
+    own: u64,
+    /// Whether it has been deregistered. Locked while that is done, by a thread that ends it though the future is
+    /// dropped.
+    ended: Arc<Mutex<bool>>,
     /// Those of peers, with their numbers.
     mapped: Vec<(u32, u64)>,
     address: u64,
@@ -125,17 +128,16 @@ impl Registration {
     /// use it in an operation afterwards. Once this has returned `Ok` the memory may be freed.
     ///
     /// Never blocks the executor. Waits at most a [deadline](super::CommConfig::deadline) for the peers. May be called
-    /// again after an error.
+    /// again after an error, and if the future is dropped.
     ///
     /// # Errors
     /// [`Error::State`] if a peer still has the memory mapped, which is named: it has not called this, and is alive.
     /// [`Error::Timeout`] if what was enqueued before has not run.
     pub async fn deregister(&mut self) -> Result<()> {
-        let Some(own) = self.own else { return Ok(()) };
-        let (inner, mapped) = (self.inner.clone(), self.mapped.clone());
-        spawn_blocking("deregister", self.inner.rank, move || inner.release(own, &mapped)).await?;
-        self.own = None;
-        Ok(())
+        let (inner, own, mapped) = (self.inner.clone(), self.own, self.mapped.clone());
+        let ended = self.ended.clone();
+        let release = move || once(&ended, || inner.release(own, &mapped));
+        spawn_blocking("deregister", self.inner.rank, release).await
     }
 
     /// [`Registration::deregister`] for a plain thread. Not for a thread that serves an async executor.
@@ -143,10 +145,7 @@ impl Registration {
     /// # Errors
     /// As for [`Registration::deregister`].
     pub fn deregister_blocking(&mut self) -> Result<()> {
-        let Some(own) = self.own else { return Ok(()) };
-        self.inner.release(own, &self.mapped)?;
-        self.own = None;
-        Ok(())
+        once(&self.ended, || self.inner.release(self.own, &self.mapped))
     }
 
     /// Registers the memory, and exports it to the other members: by rank, empty for those that are none.
@@ -169,13 +168,25 @@ impl Registration {
         if blobs.is_err() {
             inner.ffi.deregister(own)?; // nobody can have mapped it
         }
-        Ok((Self { inner: inner.clone(), own: Some(own), mapped: Vec::new(), address, bytes }, blobs?))
+        let (inner, ended, mapped) = (inner.clone(), Arc::default(), Vec::new());
+        Ok((Self { inner, own, ended, mapped, address, bytes }, blobs?))
     }
+}
+
+/// Does this unless it has been done.
+fn once(done: &Mutex<bool>, this: impl FnOnce() -> Result<()>) -> Result<()> {
+    let mut done = done.lock().unwrap_or_else(PoisonError::into_inner);
+    if !*done {
+        this()?;
+        *done = true;
+    }
+    Ok(())
 }
 
 impl std::fmt::Debug for Registration {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let now = if self.own.is_some() { "" } else { ", deregistered" };
+        let ended = self.ended.try_lock().is_ok_and(|ended| *ended);
+        let now = if ended { ", deregistered" } else { "" };
         write!(f, "Registration[{} bytes at {:#x}{now}]", self.bytes, self.address)
     }
 }
@@ -228,8 +239,8 @@ impl<'a> Round<'a> {
             Err(error) => (Err(error), Vec::new()),
         };
         let all = self.agree(ended.is_ok() && own.is_some()).await;
-        let lent = match (ended.and(all), own.and_then(|own| own.own)) {
-            (Ok(()), Some(own)) => self.lend(own).await,
+        let lent = match (ended.and(all), own) {
+            (Ok(()), Some(own)) => self.lend(own.own).await,
             (all, _) => all,
         };
         // No rank uses what another one could not lend.

@@ -1,6 +1,10 @@
 //! Memory that is registered on the host, where peers read any memory without that.
 
+use std::future::Future;
+use std::pin::pin;
+use std::task::{Context, Waker};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use epwire::comm::{CommConfig, Reduction};
 use epwire::{Comm, Error, Group, Mask};
@@ -56,5 +60,22 @@ fn all_ranks_learn_that_one_has_registered_nothing() {
         // SAFETY: as above.
         let again = unsafe { comm.register_blocking(group, memory.as_ptr() as u64, memory.len()) };
         again.unwrap().deregister_blocking().unwrap();
+    });
+}
+
+#[test]
+fn memory_is_deregistered_though_the_future_that_asks_for_it_is_dropped() {
+    on_ranks(|group, comm| {
+        let memory = [0u8; 64];
+        // SAFETY: the memory stays until the communicators have been dropped.
+        let made = unsafe { comm.register_blocking(group, memory.as_ptr() as u64, memory.len()) };
+        let mut registration = made.unwrap();
+        drop(pin!(registration.deregister()).poll(&mut Context::from_waker(Waker::noop())));
+        let began = Instant::now();
+        while !format!("{registration:?}").ends_with(", deregistered]") {
+            assert!(began.elapsed() < Duration::from_secs(10), "{registration:?}");
+            thread::sleep(Duration::from_millis(1));
+        }
+        registration.deregister_blocking().unwrap();
     });
 }
