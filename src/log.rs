@@ -62,12 +62,11 @@ unsafe extern "C" fn speak(_: *mut std::ffi::c_void, record: *const sys::epw_log
         };
     }
     // A subscriber that panics must not unwind into C.
-    let said = std::panic::catch_unwind(|| match record.level {
+    crate::waking::contain(|| match record.level {
         sys::EPW_LOG_WARN => event!(WARN),
         sys::EPW_LOG_INFO => event!(INFO),
         _ => event!(TRACE),
     });
-    drop(said);
 }
 
 /// # Safety
@@ -117,10 +116,46 @@ mod tests {
         fn exit(&self, _: &Id) {}
     }
 
-    /// An adapter without doorbell registers of the best kind.
+    /// Panics at each event, with a payload that panics when it is dropped.
+    struct Panics;
+
+    struct Payload;
+
+    impl Drop for Payload {
+        fn drop(&mut self) {
+            panic!("the payload is dropped");
+        }
+    }
+
+    impl tracing::Subscriber for Panics {
+        fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+            metadata.target() == "epwire::core"
+        }
+        fn new_span(&self, _: &Attributes<'_>) -> Id {
+            Id::from_u64(1)
+        }
+        fn record(&self, _: &Id, _: &Record<'_>) {}
+        fn record_follows_from(&self, _: &Id, _: &Id) {}
+        fn event(&self, _: &tracing::Event<'_>) {
+            std::panic::panic_any(Payload);
+        }
+        fn enter(&self, _: &Id) {}
+        fn exit(&self, _: &Id) {}
+    }
+
+    #[test]
+    fn the_core_outlives_a_subscriber_that_panics() {
+        tracing::subscriber::with_default(Panics, || {
+            super::route_to_tracing();
+            crate::ffi::probe_fake_adapter(BF_UAR_ALONE, None);
+        });
+    }
+
+    /// Of an adapter without doorbell registers of the best kind.
+    const BF_UAR_ALONE: u64 = 1 << 7;
+
     #[test]
     fn what_an_adapter_does_without_is_an_event() {
-        const BF_UAR_ALONE: u64 = 1 << 7;
         let seen = Seen::default();
         tracing::subscriber::with_default(seen.clone(), || {
             super::route_to_tracing();

@@ -22,7 +22,7 @@ pub(crate) async fn shielded<F: Future>(future: F) -> F::Output {
     .await
 }
 
-/// Calls code that may wake or drop wakers of others.
+/// Calls code of others: such as wakes or drops their wakers.
 pub(crate) fn contain(call: impl FnOnce()) {
     // Nothing of ours is left half changed, because the closures only hand over whole values.
     if let Err(payload) = catch_unwind(AssertUnwindSafe(call)) {

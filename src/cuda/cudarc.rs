@@ -78,7 +78,9 @@ impl<'a> TensorMut<'a> {
 fn origin<T>(memory: &impl DeviceSlice<T>, stream: &CudaStream) -> Option<Origin> {
     // A buffer's ordinal never exceeds 32 bits, so this matches none.
     let device = u32::try_from(memory.stream().context().ordinal()).unwrap_or(u32::MAX);
-    let ordered = Arc::ptr_eq(memory.stream().context(), stream.context());
+    let context = stream.context();
+    // Default streams of all contexts have the same address.
+    let ordered = Arc::ptr_eq(memory.stream().context(), context) && context.is_primary();
     Some(Origin { device, stream: stream.cu_stream().cast(), ordered })
 }
 

@@ -16,6 +16,8 @@ pub struct StreamRef<'a> {
     pub(crate) raw: *mut c_void,
     /// Ordinal of its GPU, where it is known.
     pub(super) device: Option<u32>,
+    /// Whether it is one of the GPU's primary context, the only one in which kernels and memory of this crate are.
+    pub(super) is_primary: bool,
     #[cfg(feature = "cudarc")]
     pub(super) owner: Option<&'a Arc<CudaStream>>,
     lifetime: PhantomData<&'a ()>,
@@ -49,6 +51,7 @@ impl StreamRef<'static> {
         Self {
             raw,
             device: None,
+            is_primary: true, // as its maker promised
             #[cfg(feature = "cudarc")]
             owner: None,
             lifetime: PhantomData,
@@ -62,6 +65,7 @@ impl<'a> From<&'a Arc<CudaStream>> for StreamRef<'a> {
         Self {
             raw: stream.cu_stream().cast(),
             device: u32::try_from(stream.context().ordinal()).ok(),
+            is_primary: stream.context().is_primary(),
             owner: Some(stream),
             lifetime: PhantomData,
         }

@@ -141,15 +141,16 @@ pub struct Site {
 }
 
 impl Site {
-    /// Of the GPU of a buffer or communicator; fails if `stream` belongs to another one.
+    /// Of the GPU of a buffer or communicator; fails if `stream` belongs to another one, or to another context of it.
     pub(crate) fn new(operation: &str, rank: u32, device: u32, stream: &StreamRef<'_>) -> Result<Self> {
-        match stream.device {
-            Some(of) if of != device => {
-                let text = format!("the stream is one of GPU {of}, must be one of GPU {device}");
-                Err(Error::Invalid(Failure::new(operation, rank, text)))
-            }
-            _ => Ok(Self { device, stream: stream.raw }),
-        }
+        let text = match stream.device {
+            Some(of) if of != device => format!("the stream is one of GPU {of}, must be one of GPU {device}"),
+            _ if !stream.is_primary => format!(
+                "the stream is one of a context that is not the primary one of GPU {device}: make it with CudaContext::new({device})"
+            ),
+            _ => return Ok(Self { device, stream: stream.raw }),
+        };
+        Err(Error::Invalid(Failure::new(operation, rank, text)))
     }
 
     /// Checks that a view was made for this GPU and stream.
@@ -169,5 +170,25 @@ impl Site {
             )),
             _ => Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn streams_of_other_gpus_and_contexts_are_refused() {
+        let mut stream = StreamRef::legacy();
+        Site::new("dispatch", 0, 1, &stream).unwrap();
+        stream.is_primary = false;
+        let error = Site::new("dispatch", 0, 1, &stream).unwrap_err();
+        assert!(
+            matches!(&error, Error::Invalid(f) if f.text.contains("not the primary one of GPU 1")),
+            "{error}"
+        );
+        stream.device = Some(0);
+        let error = Site::new("dispatch", 0, 1, &stream).unwrap_err();
+        assert!(matches!(&error, Error::Invalid(f) if f.text.contains("one of GPU 0")), "{error}");
     }
 }
