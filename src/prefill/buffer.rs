@@ -57,7 +57,7 @@ impl Inner {
     }
 
     /// The outcome of an operation that has ended; its traffic is added to the metrics.
-    pub(super) fn ended(&self, outcome: &sys::epw_outcome, reader: Reader) -> Result<Outcome> {
+    pub(crate) fn ended(&self, outcome: &sys::epw_outcome, reader: Reader) -> Result<Outcome> {
         self.told.tell(&*self.ffi, self.rank, self.plan.ranks);
         Outcome::of(&*self.ffi, outcome, reader)
     }

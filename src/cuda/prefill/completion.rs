@@ -36,7 +36,9 @@ impl PrefillCompletion {
         Ok(self.poll(&state, &mut ffi::empty_outcome())? == Progress::Done)
     }
 
-    /// How the operation ended, `None` if it has not run yet. Reads host memory; never waits.
+    /// How the operation ended, `None` if it has not run yet. Reads host memory and does not wait; except that with the
+    /// feature `metrics` it copies the counts of what was moved from the GPU, at most every 100 ms, as
+    /// [`Completion::outcome`](crate::cuda::Completion::outcome) does.
     pub fn outcome(&self) -> Result<Option<Outcome>> {
         self.look(&self.shared.lock())
     }
@@ -76,7 +78,7 @@ impl PrefillCompletion {
         let inner = &self.shared.inner;
         let mut outcome = ffi::empty_outcome();
         let progress = self.poll(state, &mut outcome)?;
-        (progress == Progress::Done).then(|| Outcome::of(&*inner.ffi, &outcome, Reader::Program)).transpose()
+        (progress == Progress::Done).then(|| inner.ended(&outcome, Reader::Program)).transpose()
     }
 
     fn poll(&self, state: &State, outcome: &mut sys::epw_outcome) -> Result<Progress> {
