@@ -481,6 +481,20 @@ void epw_prefill_look(epw_awaited *self, bool sleeps, uint64_t now) {
     epw_prefill_unlock(p, lane);
 }
 
+epw_status epw_prefill_tend(epw_prefill *p, uint32_t index) {
+    if (p->gpu != NULL || epw_peers_inherited(&p->peers)) return EPW_OK;
+    epw_remotes_drive(&p->peers, epw_now_ns());
+    epw_prefill_lane *lane = &p->lanes[index];
+    if (pthread_mutex_trylock(&lane->lock) != 0) return EPW_PENDING;
+    epw_status status = EPW_OK;
+    if (lane->running && epw_prefill_abandoned(lane)) {
+        status = epw_prefill_step(p, lane);
+        if (status == EPW_OK) (void)epw_prefill_end(p, lane, NULL);
+    }
+    epw_prefill_unlock(p, lane);
+    return status;
+}
+
 epw_status epw_prefill_await(epw_prefill *p, uint32_t index, uint64_t timeout_ns) {
     epw_where where = {"await", -1, -1};
     REQUIRE(p != NULL, EPW_ERR_INVALID, "prefill is NULL");

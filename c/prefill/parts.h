@@ -296,6 +296,10 @@ uint64_t epw_prefill_rest_ns(epw_prefill *p, epw_prefill_lane *lane, uint64_t no
 /* The look of epw_awaited at a lane of a prefill buffer: call.c. */
 void epw_prefill_look(epw_awaited *self, bool sleeps, uint64_t now);
 
+/* Steps an operation that was given up on this lane, for peers that are still in it: EPW_PENDING until it has
+ * ended, and if another thread has the lane locked. Waits for no lock, and sets no last error: call.c. */
+epw_status epw_prefill_tend(epw_prefill *p, uint32_t index);
+
 /* Runs the lane's call to its end, or for one step if non-blocking. Called locked, returns unlocked. */
 epw_status epw_prefill_run(epw_prefill *p, epw_prefill_lane *lane, epw_outcome *outcome);
 

@@ -420,4 +420,10 @@ unsafe impl Watched for Prefill {
     fn owner(&self) -> *mut c_void {
         self.0.as_ptr().cast()
     }
+
+    /// Only operations that were given up are continued: they touch no memory of a caller.
+    fn tend(&self, lane: u64) -> bool {
+        // SAFETY: the buffer is alive, and has the lane.
+        unsafe { sys::epw_prefill_tend(self.0.as_ptr(), lane as u32) != sys::EPW_PENDING }
+    }
 }

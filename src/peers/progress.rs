@@ -1,5 +1,6 @@
 //! The thread that waits so that no task of an executor has to: one in a process, for all its buffers and communicators. It
 //! reads only signal words in windows, never the memory of an operation's caller; polls of tasks move the bytes.
+//! Only of prefill operations that were given up it also takes what peers still send, because nobody polls those.
 //!
 //! In each round it takes all that is awaited, sleeps until one of these operations may make progress or is due for a
 //! look, and wakes the tasks of those. It holds no lock while it wakes them, because a waker may do anything: begin

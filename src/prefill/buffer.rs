@@ -8,7 +8,7 @@ use super::config::{PrefillConfig, PrefillPlan};
 use crate::cause::Cause;
 use crate::config::{Device, Path};
 use crate::error::{Error, Failure, Result};
-use crate::ffi::{self, Floor};
+use crate::ffi::{self, Floor, Watched};
 use crate::group::{Follower, GivenUp, Group, held_by};
 use crate::mask::Mask;
 use crate::outcome::{Outcome, Reader};
@@ -74,6 +74,15 @@ impl Inner {
     /// Before an operation that is awaited, see [`Waits::start`].
     pub(crate) fn start_waits(&self) -> Result<()> {
         self.waits.start("prefill", self.rank, &self.ffi, self.config.ep.deadline)
+    }
+
+    /// After an operation was given up on this lane: the progress thread continues it until no peer is in it any more.
+    /// Without such a thread the lane's next call does.
+    pub(super) fn tend(&self, lane: u32) {
+        let lane = u64::from(lane);
+        if !self.ffi.tend(lane) && self.start_waits().is_ok() {
+            self.waits.tend(lane, None);
+        }
     }
 }
 

@@ -161,7 +161,7 @@ impl PrefillCombining<'_> {
 impl Drop for PrefillCombining<'_> {
     fn drop(&mut self) {
         if !self.collected {
-            self.routing.ffi.cancel();
+            self.routing.give_up();
         }
     }
 }

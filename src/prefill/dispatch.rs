@@ -332,8 +332,9 @@ impl PrefillBuffer {
     }
 }
 
-/// A dispatch whose receiving half is still to be called. Dropping it gives the dispatch up: peers report this rank as
-/// [missing](Outcome::missing).
+/// A dispatch whose receiving half is still to be called. Dropping it gives the dispatch up: peers that have not been sent
+/// all their rows, as after [`PrefillBuffer::dispatch_count`], report this rank as [missing](Outcome::missing). What a
+/// sending half has sent arrives, and the peers' dispatch may be complete.
 #[derive(Debug)]
 #[must_use = "dropping it gives the dispatch up"]
 pub struct PrefillDispatching<'a> {
@@ -414,7 +415,7 @@ impl PrefillDispatchingInto<'_> {
 impl Drop for PrefillDispatchingInto<'_> {
     fn drop(&mut self) {
         if !self.received {
-            self.routing.ffi.cancel();
+            self.routing.give_up();
         }
     }
 }

@@ -26,6 +26,7 @@ pub(super) fn run(
 
 /// An operation; dropping this before it has ended gives it up.
 struct UnderWay<'a> {
+    inner: &'a Inner,
     routing: &'a mut ffi::Routing,
     ended: bool,
 }
@@ -34,6 +35,7 @@ impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
         if !self.ended {
             self.routing.cancel();
+            self.inner.tend(self.routing.lane());
         }
     }
 }
@@ -69,7 +71,7 @@ pub(super) async unsafe fn finish(
     let observed = Observed::begin(name, inner.rank);
     let ended = async {
         let Begun { mut progress, mut outcome } = begun?;
-        let mut under_way = UnderWay { routing, ended: false };
+        let mut under_way = UnderWay { inner, routing, ended: false };
         let ended = poll_fn(|cx| {
             if progress == Progress::Pending {
                 // SAFETY: by this function's contract: the future is being polled, so it has not ended.

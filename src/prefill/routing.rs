@@ -4,6 +4,7 @@
 //! half (`mem::forget`) does not endanger memory: its lane just stays occupied until the routing is dropped.
 
 use std::fmt;
+use std::sync::{Arc, Weak};
 
 use super::buffer::{Inner, PrefillBuffer};
 use super::output::{PrefillLayout, Shape};
@@ -15,13 +16,21 @@ use crate::sys;
 /// any number of times and with any width, and other rows can be dispatched in the same way without counting. Valid for
 /// the membership of its dispatch; [`PrefillBuffer::dispatch_into`] fills it again, in its memory.
 ///
-/// Dropping it leaves no obligation towards peers; they wait for this rank only in operations that they call and this
-/// rank does not.
+/// Dropping it gives up an operation that is under way. What peers still send this rank in that operation is taken and
+/// dropped by the process's progress thread, which waits for them as the operation would have. Otherwise it leaves no
+/// obligation towards peers: they wait for this rank only in operations that they call and this rank does not.
 #[derive(Debug)]
 pub struct Routing {
+    of: Weak<Inner>,
     pub(super) ffi: ffi::Routing,
     /// Of the last call that was not refused, so that it is the C core's as long as that deems the routing filled.
     pub(super) shape: Shape,
+}
+
+impl Drop for Routing {
+    fn drop(&mut self) {
+        self.give_up();
+    }
 }
 
 /// How many rows will be received.
@@ -71,7 +80,16 @@ impl Routing {
     /// Empty, for an operation of this name; fails for a buffer on a GPU.
     pub(super) fn empty(buffer: &PrefillBuffer, operation: &str) -> Result<Self> {
         buffer.inner.host(operation)?;
-        Ok(Self { ffi: ffi::Routing::new(&buffer.inner.ffi)?, shape: Shape::default() })
+        let (of, shape) = (Arc::downgrade(&buffer.inner), Shape::default());
+        Ok(Self { of, ffi: ffi::Routing::new(&buffer.inner.ffi)?, shape })
+    }
+
+    /// Gives up the operation that is under way, if there is one.
+    pub(super) fn give_up(&mut self) {
+        self.ffi.cancel();
+        if let Some(inner) = self.of.upgrade() {
+            inner.tend(self.ffi.lane());
+        }
     }
 
     /// A dispatch of this shape, see [`ffi::Routing::dispatch`].

@@ -178,6 +178,7 @@ unsafe extern "C" {
     pub fn epw_comm_look(awaited: *mut epw_awaited, sleeps: bool, now: u64);
     /// From `c/prefill/parts.h`.
     pub fn epw_prefill_look(awaited: *mut epw_awaited, sleeps: bool, now: u64);
+    pub fn epw_prefill_tend(prefill: *mut epw_prefill, lane: u32) -> epw_status;
 }
 
 /// From `c/nic/bus.h`, for the doctor.

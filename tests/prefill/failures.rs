@@ -1,8 +1,8 @@
 //! Ranks that are lost, and operations that are given up.
 
 use std::pin::pin;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use epwire::prefill::{PrefillCombine, PrefillCombineOutput, PrefillConfig, PrefillLayout};
 use epwire::{Cause, Error, HostBuffer, Mask, TensorMut, TensorRef};
@@ -14,6 +14,8 @@ use crate::reference::{
 use crate::{block_on, complete, config, is_pending, is_set, ranks};
 
 const LOST: usize = 2;
+/// Less than the deadline.
+const PATIENT: Duration = Duration::from_secs(15);
 const LAYOUT: PrefillLayout = PrefillLayout::Packed { alignment: 2 };
 
 /// A deadline after which a silent rank is soon given up.
@@ -131,6 +133,38 @@ fn who_drops_a_future_or_a_half_is_missing_from_that_operation_alone() {
             complete(&buffer.combine_blocking(&mut routing, input, to).unwrap());
             check_sums(0, rank, HIDDEN, &out);
         }
+    });
+}
+
+#[test]
+fn who_drops_a_dispatch_and_then_calls_nothing_holds_up_nobody() {
+    let (dropped, ended) = (&AtomicBool::new(false), &AtomicUsize::new(0));
+    ranks(&config(), |buffer| {
+        let (rank, began) = (buffer.rank() as usize, Instant::now());
+        let sent = Sent::new(0, rank);
+        let mut memory = Memory::new(LAYOUT, reference::rows(rank, LAYOUT).1);
+        let pause = || {
+            assert!(began.elapsed() < PATIENT, "the other ranks take too long");
+            std::thread::sleep(Duration::from_millis(1));
+        };
+        if rank == LOST {
+            let pending = block_on(is_pending(pin!(buffer.dispatch(sent.input(), memory.output()))));
+            assert!(pending, "its rows fit the rings");
+            dropped.store(true, Ordering::Release);
+            while ended.load(Ordering::Acquire) < RANKS - 1 {
+                pause();
+            }
+        } else {
+            while !dropped.load(Ordering::Acquire) {
+                pause();
+            }
+            // Most of what it has for the rank that has dropped its own does not fit the ring.
+            let (_, outcome) = buffer.dispatch_blocking(sent.input(), memory.output()).unwrap();
+            assert_eq!(outcome.missing, [LOST as u32].into_iter().collect::<Mask>(), "{outcome}");
+            assert_eq!(outcome.record.as_ref().map(|record| record.cause), Some(Cause::Partial));
+            ended.fetch_add(1, Ordering::Release);
+        }
+        assert_eq!(buffer.membership().unwrap().suspects, Mask::EMPTY);
     });
 }
 

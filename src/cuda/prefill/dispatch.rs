@@ -189,8 +189,8 @@ impl Routing {
 }
 
 /// A dispatch whose first half is enqueued: the counts, or the rows. Its inputs are read by the receiving half as well, so
-/// they stay borrowed. Dropping it gives the dispatch up: peers report this rank as
-/// [missing](crate::Outcome::missing). `Send` and `Sync`.
+/// they stay borrowed. Dropping it gives the dispatch up: after the counts alone peers report this rank as
+/// [missing](crate::Outcome::missing); what a sending half has sent arrives. `Send` and `Sync`.
 #[derive(Debug)]
 #[must_use = "dropping it gives the dispatch up"]
 pub struct PrefillDispatching<'a> {
