@@ -268,14 +268,24 @@ static void free_parts(epw_comm *comm) {
     free(comm->of);
 }
 
+static void part_from_all(epw_comm *comm) {
+    for (uint32_t peer = 0; comm->of != NULL && peer < comm->layout.ranks; peer++)
+        if (peer != comm->config.rank) epw_comm_part(comm, peer);
+}
+
+void epw_comm_leave(epw_comm *comm) {
+    if (comm->gpu != NULL || epw_peers_inherited(&comm->peers)) return;
+    lock(comm);
+    part_from_all(comm);
+    unlock(comm);
+}
+
 void epw_comm_destroy(epw_comm *comm) {
     if (comm == NULL) return;
     bool inherited = epw_peers_inherited(&comm->peers);
     if (!inherited) {
         epw_peers_close_probe(&comm->peers);
-        /* Tells all peers not to wait for this rank any longer. */
-        for (uint32_t peer = 0; comm->of != NULL && peer < comm->layout.ranks; peer++)
-            if (peer != comm->config.rank) epw_comm_part(comm, peer);
+        part_from_all(comm); /* they do not wait for this rank any longer */
     }
     /* If the GPU may still write, the process keeps the communicator: see epw_buffer_destroy. */
     if (!leave_gpu(comm, inherited)) return;

@@ -316,6 +316,11 @@ epw_error_record epw_comm_suspected(const epw_comm *comm, const epw_coll_peer *p
 void epw_comm_begin_epoch(epw_comm *comm, const epw_mask *active, uint64_t epoch_word);
 void epw_comm_part(epw_comm *comm, uint32_t peer);
 
+/* Tells all peers not to wait for this rank any longer, as epw_comm_destroy does, which may come much later:
+ * its owner makes no more calls, and keeps memory of the window. On a GPU, where kernels may still run, it
+ * does nothing. */
+void epw_comm_leave(epw_comm *comm);
+
 /* Waits for the job, from `began`, which is now, and frees it if it has ended; otherwise EPW_PENDING. */
 epw_status epw_comm_wait(epw_comm *comm, epw_job *job, uint64_t began, uint64_t timeout_ns,
                          epw_outcome *outcome);

@@ -21,6 +21,7 @@ use crate::{ffi, observe, sys};
 pub(crate) struct Inner {
     /// Before `ffi`: the progress thread leaves the communicator before its last owner drops it.
     waits: Waits,
+    _farewell: Farewell,
     pub(super) ffi: Arc<ffi::Comm>,
     pub(super) rank: u32,
     pub(super) config: CommConfig,
@@ -33,6 +34,16 @@ pub(crate) struct Inner {
     parent: Option<Arc<Self>>,
 }
 
+/// Says farewell to the peers when the last clone is dropped, though memory of the window may be kept for longer.
+#[derive(Debug)]
+struct Farewell(Arc<ffi::Comm>);
+
+impl Drop for Farewell {
+    fn drop(&mut self) {
+        self.0.leave();
+    }
+}
+
 impl Inner {
     pub(super) fn made(rank: u32, ranks: u32, mut config: CommConfig, setting: Setting) -> Result<Arc<Self>> {
         observe::describe();
@@ -42,7 +53,19 @@ impl Inner {
         let ffi = Arc::new(ffi::Comm::create(&config.to_c(rank, ranks), fabric)?);
         let (waits, subsets) = (Waits::default(), Mutex::new(Subsets::default()));
         let told = observe::Told::of("comm", false);
-        Ok(Arc::new(Self { waits, ffi, rank, config, plan, setting, told, subsets, parent: None }))
+        let farewell = Farewell(ffi.clone());
+        Ok(Arc::new(Self {
+            waits,
+            _farewell: farewell,
+            ffi,
+            rank,
+            config,
+            plan,
+            setting,
+            told,
+            subsets,
+            parent: None,
+        }))
     }
 
     /// Adds what has been moved to the metrics.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::communicator::Comm;
 use super::inner::Inner;
 use crate::error::{Error, Failure, Result};
-use crate::ffi::Floor;
+use crate::ffi::{self, Floor};
 use crate::group::Group;
 use crate::mask::Mask;
 use crate::rendezvous::driver::block_on;
@@ -99,7 +99,7 @@ impl Comm {
 /// membership.
 #[must_use = "dropping it leaves the memory registered"]
 pub struct Registration {
-    inner: Arc<Inner>,
+    of: Owner,
     /// This rank's.
     own: u64,
     /// Whether it has been deregistered. Locked while that is done, by a thread that ends it though the future is
@@ -109,6 +109,14 @@ pub struct Registration {
     mapped: Vec<(u32, u64)>,
     address: u64,
     bytes: usize,
+}
+
+/// What of its communicator a registration keeps.
+#[derive(Clone)]
+struct Owner {
+    ffi: Arc<ffi::Comm>,
+    rank: u32,
+    deadline: Duration,
 }
 
 impl Registration {
@@ -134,10 +142,10 @@ impl Registration {
     /// [`Error::State`] if a peer still has the memory mapped, which is named: it has not called this, and is alive.
     /// [`Error::Timeout`] if what was enqueued before has not run.
     pub async fn deregister(&mut self) -> Result<()> {
-        let (inner, own, mapped) = (self.inner.clone(), self.own, self.mapped.clone());
+        let (of, own, mapped) = (self.of.clone(), self.own, self.mapped.clone());
         let ended = self.ended.clone();
-        let release = move || once(&ended, || inner.release(own, &mapped));
-        spawn_blocking("deregister", self.inner.rank, release).await
+        let release = move || once(&ended, || of.release(own, &mapped));
+        spawn_blocking("deregister", self.of.rank, release).await
     }
 
     /// [`Registration::deregister`] for a plain thread. Not for a thread that serves an async executor.
@@ -145,7 +153,7 @@ impl Registration {
     /// # Errors
     /// As for [`Registration::deregister`].
     pub fn deregister_blocking(&mut self) -> Result<()> {
-        once(&self.ended, || self.inner.release(self.own, &self.mapped))
+        once(&self.ended, || self.of.release(self.own, &self.mapped))
     }
 
     /// Registers the memory, and exports it to the other members: by rank, empty for those that are none.
@@ -168,8 +176,9 @@ impl Registration {
         if blobs.is_err() {
             inner.ffi.deregister(own)?; // nobody can have mapped it
         }
-        let (inner, ended, mapped) = (inner.clone(), Arc::default(), Vec::new());
-        Ok((Self { inner, own, ended, mapped, address, bytes }, blobs?))
+        let of = Owner { ffi: inner.ffi.clone(), rank: inner.rank, deadline: inner.config.deadline };
+        let (ended, mapped) = (Arc::default(), Vec::new());
+        Ok((Self { of, own, ended, mapped, address, bytes }, blobs?))
     }
 }
 
@@ -291,7 +300,9 @@ impl Inner {
         }
         Ok(())
     }
+}
 
+impl Owner {
     fn release(&self, own: u64, mapped: &[(u32, u64)]) -> Result<()> {
         const PAUSE: Duration = Duration::from_millis(1);
         for (peer, registration) in mapped {
@@ -300,7 +311,7 @@ impl Inner {
         let began = Instant::now();
         loop {
             match self.ffi.deregister(own) {
-                Err(Error::State(_)) if began.elapsed() < self.config.deadline => std::thread::sleep(PAUSE),
+                Err(Error::State(_)) if began.elapsed() < self.deadline => std::thread::sleep(PAUSE),
                 ended => return ended,
             }
         }

@@ -69,6 +69,12 @@ impl Comm {
         made.ok_or_else(|| error(sys::EPW_ERR_NO_MEMORY))
     }
 
+    /// Tells peers that this rank makes no more calls, though the window stays. On a GPU that waits until this is dropped.
+    pub(crate) fn leave(&self) {
+        // SAFETY: the communicator is alive.
+        unsafe { sys::epw_comm_leave(self.0.as_ptr()) }
+    }
+
     /// What its fabric ended up using (NIC and transports), in words.
     pub(crate) fn nic(&self) -> Option<String> {
         self.1.as_ref().map(|fabric| fabric.describe())

@@ -176,6 +176,7 @@ unsafe extern "C" {
     pub fn epw_buffer_tend(buffer: *mut epw_buffer, handle: epw_handle) -> epw_status;
     /// From `c/coll/parts.h`.
     pub fn epw_comm_look(awaited: *mut epw_awaited, sleeps: bool, now: u64);
+    pub fn epw_comm_leave(comm: *mut epw_comm);
     /// From `c/prefill/parts.h`.
     pub fn epw_prefill_look(awaited: *mut epw_awaited, sleeps: bool, now: u64);
     pub fn epw_prefill_tend(prefill: *mut epw_prefill, lane: u32) -> epw_status;

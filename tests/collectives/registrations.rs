@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::pin::pin;
+use std::sync::Barrier;
 use std::task::{Context, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -77,5 +78,35 @@ fn memory_is_deregistered_though_the_future_that_asks_for_it_is_dropped() {
             thread::sleep(Duration::from_millis(1));
         }
         registration.deregister_blocking().unwrap();
+    });
+}
+
+#[test]
+fn who_keeps_only_memory_of_a_communicator_holds_up_nobody() {
+    let (deadline, gone) = (Duration::from_secs(20), Barrier::new(3));
+    thread::scope(|scope| {
+        for group in groups(3) {
+            let gone = &gone;
+            scope.spawn(move || {
+                let config = CommConfig::default().deadline(deadline).heap_bytes(1 << 20);
+                let comm = Comm::create_blocking(&group, config).unwrap();
+                let memory = comm.alloc::<u32>(1000).unwrap();
+                // SAFETY: the memory stays until the communicators have been dropped.
+                let registered = unsafe { comm.register_blocking(&group, memory.as_ptr() as u64, 4000) };
+                if group.rank() == 2 {
+                    drop(comm);
+                    gone.wait();
+                } else {
+                    gone.wait();
+                    let began = Instant::now();
+                    let outcome = comm.barrier_blocking().unwrap();
+                    assert_eq!(outcome.missing, [2].into_iter().collect(), "{outcome}");
+                    assert!(began.elapsed() < deadline / 2, "{outcome}");
+                }
+                group.barrier_blocking("end").unwrap();
+                registered.unwrap().deregister_blocking().unwrap();
+                drop(memory);
+            });
+        }
     });
 }
