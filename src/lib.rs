@@ -169,7 +169,9 @@
 //! With `tracing` the C core's log arrives as events too. They have the target `epwire::core`, the fields `rank`, `peer`
 //! and `subsystem`, and a text. `WARN` is for peers that are given up and paths that are refused, `INFO` for sizes,
 //! paths in use and memberships, `TRACE` for why each path was chosen. The subscriber's level at the creation of a
-//! buffer, a communicator or a group decides which events are sent. `EPWIRE_LOG` prints the same lines itself, with
+//! buffer, a communicator or a group decides which events are sent. The subscriber runs within calls and threads of the
+//! library that hold its locks, and peers may be waiting: for these events it must return soon, and must not call the
+//! library. `EPWIRE_LOG` prints the same lines itself, with
 //! or without these features, see [`mod@env`]: beside a subscriber that prints them too, each appears twice.
 //!
 //! ## Of the membership

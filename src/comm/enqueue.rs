@@ -13,7 +13,9 @@ use crate::error::Result;
 /// A call checks its arguments, enqueues on its stream and returns; later work on that stream sees its results. Calls
 /// on different streams run in the order of the calls, by waiting for an event; any thread may call. Kernels wait for
 /// those of peers: see [`cuda`](crate::cuda), which also says how long memory and streams are needed, and what may be
-/// captured. All members replay their graphs in the same order as each other, and among their calls.
+/// captured. All members replay their graphs in the same order as each other, and among their calls. The communicator must
+/// outlive the graphs into which its calls were captured, and replays must have ended before it is dropped, its membership
+/// changes, or a peer is connected, see [graphs](crate::cuda#graphs).
 ///
 /// Sends and receives of a group progress together, before its collectives. Those of different calls run in the order of
 /// the calls, and a large send waits for its receive before later work runs. A message that is longer than its receive,
@@ -33,7 +35,9 @@ impl Comm {
     /// [`Error::Invalid`](crate::Error::Invalid) and [`Error::Limit`](crate::Error::Limit) name the argument;
     /// [`Error::State`](crate::Error::State) without a membership, or of a communicator on the host;
     /// [`Error::Mismatch`](crate::Error::Mismatch) once kernels have found that ranks call different operations. After
-    /// an error nothing has been enqueued.
+    /// these nothing has been enqueued. After a failure of CUDA or of the system, [`Error::System`](crate::Error::System) or
+    /// [`Error::NoMemory`](crate::Error::NoMemory), some of the calls of a group may have been: their memory is needed
+    /// until the stream has run them.
     ///
     /// ```no_run
     /// use epwire::comm::{Call, Comm};

@@ -179,7 +179,8 @@ unsafe impl<T: Number> Input for Arc<[T]> {
 
 /// Memory of a communicator's window, from [`Comm::alloc`](super::Comm::alloc): peers on this host read it without an
 /// intermediate copy and without a system call. Dereferences to a slice, and is an input and output of operations.
-/// Freed when it is dropped; it keeps the window alive, but not the membership.
+/// Freed when it is dropped; it keeps the window alive, but not the membership: with the last clone of the
+/// [`Comm`](super::Comm) this rank leaves its peers.
 pub struct CommBuffer<T: Number> {
     ffi: Arc<ffi::Comm>,
     memory: NonNull<T>,
@@ -236,7 +237,8 @@ impl<T: Number> std::fmt::Debug for CommBuffer<T> {
 
 /// Memory of a communicator on a GPU, from [`Comm::alloc_gpu`](super::Comm::alloc_gpu), aligned to 64 bytes: peers read
 /// it without an intermediate copy. Operations take views of its address, as of any GPU memory. Freed when it is
-/// dropped; it keeps the window alive, but not the membership.
+/// dropped; it keeps the window alive, but not the membership. Peers are told that this rank has dropped its communicator
+/// only once all such memory of it is dropped, too: if they call an operation before, they wait a deadline for this rank.
 pub struct GpuBuffer {
     ffi: Arc<ffi::Comm>,
     memory: NonNull<u8>,

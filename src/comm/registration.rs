@@ -77,7 +77,8 @@ impl Comm {
     /// [`Comm::register`] for a plain thread. Not for a thread that serves an async executor.
     ///
     /// # Errors
-    /// As for [`Comm::register`].
+    /// As for [`Comm::register`]; and [`BootstrapError::BlockingInAsync`](crate::BootstrapError::BlockingInAsync), as
+    /// [`Error::Bootstrap`], on any thread of tokio, those of its `spawn_blocking` among them.
     ///
     /// # Safety
     /// As for [`Comm::register`].
@@ -96,7 +97,8 @@ impl Comm {
 ///
 /// Dropping this handle changes nothing: the memory stays registered until the communicator is dropped, and must stay
 /// allocated until the communicators of all ranks are dropped. It keeps the communicator's window alive, but not the
-/// membership.
+/// membership. On a GPU peers that call an operation wait a deadline for a rank that has dropped its communicator and not
+/// this.
 #[must_use = "dropping it leaves the memory registered"]
 pub struct Registration {
     of: Owner,

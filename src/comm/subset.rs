@@ -106,11 +106,18 @@ impl Comm {
     }
 
     /// [`Comm::subset`] for a plain thread. Not for a thread that serves an async executor.
+    ///
+    /// # Errors
+    /// As for [`Comm::subset`]; and [`BootstrapError::BlockingInAsync`](crate::BootstrapError::BlockingInAsync), as
+    /// [`Error::Bootstrap`], on any thread of tokio, those of its `spawn_blocking` among them.
     pub fn subset_blocking(&self, mask: &Mask) -> Result<Option<Self>> {
         block_on(OP, self.subset(mask))
     }
 
     /// [`Comm::subset_with`] for a plain thread. Not for a thread that serves an async executor.
+    ///
+    /// # Errors
+    /// As for [`Comm::subset_blocking`].
     pub fn subset_with_blocking(&self, mask: &Mask, config: CommConfig) -> Result<Option<Self>> {
         block_on(OP, self.subset_with(mask, config))
     }

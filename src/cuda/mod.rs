@@ -27,12 +27,16 @@
 //!
 //! # Graphs
 //! Calls on a stream under capture are captured. The graph fixes `n`; a row whose ids are all -1 moves nothing. A
-//! captured call must not have a deadline of its own. The caller orders the replays, and keeps the memory, including
-//! that of cudarc's slices, for as long as the graph may be replayed. Handles belong to the calls, not to replays: if
-//! the dispatch was captured, end its handle with a captured combine or `release_on`, in the same graph or in another.
-//! For two graphs, keep the handle from the end of one capture to the other, then replay the graphs in turn, on one
-//! stream or with an event of the program between them: a replay out of turn moves nothing and leaves a record
-//! ([`Cause::Held`](crate::Cause::Held)).
+//! captured call must not have a deadline of its own. The caller orders the replays, and keeps the memory,
+//! including that of cudarc's slices, for as long as the graph may be replayed. A graph uses device memory and
+//! events of the buffer or communicator whose calls were captured, and keeps neither: it must not be launched any
+//! more once that is dropped. Replays must also have ended before the membership changes
+//! ([`Group::step`](crate::Group::step) that puts a change into effect, `set_active`) and before an active peer is
+//! connected again or disconnected: these wait for eager calls, but know nothing of replays. Handles belong to the
+//! calls, not to replays: if the dispatch was captured, end its handle with a captured combine or `release_on`, in
+//! the same graph or in another. For two graphs, keep the handle from the end of one capture to the other, then
+//! replay the graphs in turn, on one stream or with an event of the program between them: a replay out of turn
+//! moves nothing and leaves a record ([`Cause::Held`](crate::Cause::Held)).
 //!
 //! Dropping a handle releases it on the stream of its last call, in whatever state that stream is by then. If it is
 //! still under capture, the release becomes part of the graph. If it no longer is, the release runs at once and gives

@@ -281,7 +281,9 @@ pub enum BootstrapError {
         /// The obstacle, and what to do first.
         reason: String,
     },
-    /// A blocking form was called where blocking would stall an async runtime.
+    /// A blocking form was called where blocking would stall an async runtime: on any thread that tokio knows. Those of
+    /// its `spawn_blocking` are among them, because nothing tells them apart; there pass the async form to
+    /// `Handle::block_on`.
     #[error("{op}: the blocking form was called on a thread of an async runtime; await the async form there")]
     BlockingInAsync {
         /// What was being done.
