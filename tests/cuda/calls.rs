@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use epwire::cuda::{Completion, StreamRef};
-use epwire::cudarc::driver::CudaSlice;
+use epwire::cuda::{Completion, StreamRef, TensorRef as GpuRef};
+use epwire::cudarc::driver::{CudaContext, CudaSlice};
 use epwire::{Cause, Dispatch, EpBuffer, Error, TensorRef};
 use half::bf16;
 
@@ -130,6 +130,22 @@ pub(crate) fn a_view_is_good_for_its_stream_only(gpus: u32) {
         let (sent, other) = (OnGpu::new(&gpu, &tokens), gpu.context.new_stream().unwrap());
         let error = buffer.enqueue_dispatch_send(sent.dispatch(&gpu), (&other).into()).unwrap_err();
         assert!(matches!(&error, Error::Invalid(f) if f.text.starts_with("x was viewed")), "{error}");
+        // For cudarc this is another context. Never dropped: that would destroy the GPU's.
+        // SAFETY: it is a context of this GPU.
+        let apart = unsafe {
+            let Gpu { context, .. } = &gpu;
+            CudaContext::from_raw_context(context.ordinal(), context.cu_device(), context.cu_ctx()).unwrap()
+        };
+        std::mem::forget(apart.clone());
+        let (stream, default) = (apart.new_stream().unwrap(), apart.default_stream());
+        let error = buffer.enqueue_dispatch_send(sent.dispatch(&gpu), (&stream).into()).unwrap_err();
+        assert!(matches!(&error, Error::Invalid(f) if f.text.contains("not the primary one")), "{error}");
+        // Its default stream has the address of the legacy one.
+        let memory = stream.clone_htod(&tokens.x).unwrap();
+        let x = GpuRef::from_slice(&memory, HIDDEN, &default);
+        let input = Dispatch::new(x, gpu.view(&sent.ids, TOPK));
+        let error = buffer.enqueue_dispatch_send(input, StreamRef::legacy()).unwrap_err();
+        assert!(matches!(&error, Error::Invalid(f) if f.text.contains("another CudaContext")), "{error}");
         // A refused call holds no lane. On another stream the lane's next step waits for the previous one.
         let first = step(&gpu, buffer, &tokens).1;
         let elsewhere = Gpu { stream: other, ..Gpu::of(buffer) };
