@@ -22,7 +22,7 @@ use epwire::{
     HostBuffer, Layout, Payload, TensorMut, TensorRef,
 };
 use half::bf16;
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
@@ -45,6 +45,8 @@ const PAUSE: Duration = Duration::from_millis(50);
 const GRACE: Duration = Duration::from_secs(15);
 /// Steps in which a request may miss an expert before it is answered that it does.
 const TRIES: u32 = 3;
+/// The most bytes of a request, so that no client fills the memory.
+const LINE: usize = 64 << 10;
 
 /// An epwire server in one file, as the guide's page `serving` explains it.
 #[derive(Parser)]
@@ -375,16 +377,21 @@ async fn accept(listener: TcpListener, requests: mpsc::Sender<Request>, group: G
     }
 }
 
-/// Answers the lines of one client, until it or the connection ends.
+/// Answers the lines of one client, until it or the connection ends, or a line is too long.
 async fn converse(
     mut stream: TcpStream,
     requests: mpsc::Sender<Request>,
     group: Group,
 ) -> std::io::Result<()> {
     let (reader, mut writer) = stream.split();
-    let mut lines = BufReader::new(reader).lines();
-    while let Some(line) = lines.next_line().await? {
-        let text = match (line.trim(), line.trim().parse()) {
+    let (mut reader, mut line) = (BufReader::new(reader), Vec::new());
+    while (&mut reader).take(LINE as u64 + 1).read_until(b'\n', &mut line).await? > 0 {
+        if line.len() > LINE {
+            return writer.write_all(format!("expected at most {LINE} bytes in a line\n").as_bytes()).await;
+        }
+        let asked = String::from_utf8_lossy(&line).into_owned();
+        line.clear();
+        let text = match (asked.trim(), asked.trim().parse()) {
             ("health", _) => group.health().to_string(),
             (_, Ok(value @ 0..=50)) => {
                 let (answer, answered) = oneshot::channel();

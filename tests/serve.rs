@@ -4,7 +4,7 @@
 
 mod example;
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -181,6 +181,19 @@ fn every_answer_is_right_or_says_what_it_lacks_while_ranks_are_lost_and_replaced
 
     server.end();
     server.assert_left(&[0, 1, 2]);
+}
+
+#[test]
+fn a_line_without_an_end_is_answered_and_the_connection_closed() {
+    let mut server = Server::start("endless");
+    let mut client = BufReader::new(TcpStream::connect(&server.address).unwrap());
+    client.get_mut().set_read_timeout(Some(PATIENT)).unwrap();
+    client.get_mut().write_all(&[b'7'; (64 << 10) + 1]).unwrap();
+    let mut said = String::new();
+    client.read_to_string(&mut said).unwrap();
+    assert_eq!(said, "expected at most 65536 bytes in a line\n");
+    server.until_all_serve(0); // others are answered as before
+    server.end();
 }
 
 #[test]
