@@ -37,7 +37,7 @@ pub fn connect(group: &Group, device: Device, slower: u32) -> Result<Box<dyn Lay
     match device {
         Device::Host => Ok(Box::new(host::HostLayer::new(group, config)?)),
         #[cfg(all(feature = "cuda", feature = "cudarc"))]
-        Device::Cuda => Ok(Box::new(cuda::CudaLayer::new(group, config)?)),
+        Device::Cuda => Ok(Box::new(cuda::CudaLayer::new(group, config, slower)?)),
         #[cfg(not(all(feature = "cuda", feature = "cudarc")))]
         Device::Cuda => Err(NO_CUDA.into()),
     }
