@@ -133,7 +133,7 @@ fn interval(count: usize) -> Option<[usize; 2]> {
     (left_out > 0).then(|| [left_out - 1, count - left_out])
 }
 
-pub fn median(values: &[f64]) -> f64 {
+fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     let middle = sorted.len() / 2;

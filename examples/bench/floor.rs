@@ -14,8 +14,8 @@ use crate::{Error, ranks};
 pub const HELP: &str = "\
 Times:
   An iteration begins when all ranks have met and lasts from the first rank's call to the last rank's return, on the
-  host's one monotonic clock. p50, p99 and max are over the iterations. Between iterations, outside the time, tokens
-  and expert outputs are renewed and every result is checked.
+  host's one monotonic clock. p50, p99 and max are over the iterations, by nearest rank: of fewer than 100, p99 is the
+  largest. Between iterations, outside the time, tokens and expert outputs are renewed and every result is checked.
     dispatch  dispatch and the release that lets peers continue
     combine   combine, after a dispatch that is not timed. Expert-major outputs lie in memory of the caller,
               rank-major ones have been written over the received rows in the window

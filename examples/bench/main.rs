@@ -101,7 +101,7 @@ fn measure(args: &Args, group: &Group, _local_rank: u32) -> Result<ExitCode, Err
             let (samples, Floor { us, way: by }) = beside(group, &meeting, args, &mut *subject, case)?;
             streamed.extend(streams()?);
             let queue = way.as_ref().filter(|_| !streamed.is_empty()).map(|(way, _)| {
-                let stream_us = against::median(&streamed);
+                let stream_us = samples::percentile(&streamed, 50);
                 OnQueue { wire: args.wire, stream_us, way: *way }
             });
             let used = samples.meter.used(group)?;

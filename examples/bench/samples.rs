@@ -145,21 +145,23 @@ pub fn spans(all: &[Samples]) -> Vec<(u64, usize)> {
     (0..iterations).map(span).collect()
 }
 
+/// By nearest rank: the smallest time that so many of 100 did not exceed; 0 of none.
+pub fn percentile(times: &[f64], percent: usize) -> f64 {
+    let mut sorted = times.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let index = (sorted.len() * percent).div_ceil(100).saturating_sub(1);
+    sorted.get(index).copied().unwrap_or(0.0)
+}
+
 fn figures(all: &[Samples]) -> Figures {
     let spans = spans(all);
-    let mut sorted: Vec<u64> = spans.iter().map(|span| span.0).collect();
-    sorted.sort_unstable();
-    // By nearest rank: the smallest time that so many of 100 iterations did not exceed.
-    let percentile = |percent: usize| {
-        let index = (sorted.len() * percent).div_ceil(100).saturating_sub(1);
-        sorted.get(index).map_or(0.0, |ns| *ns as f64 / 1e3)
-    };
+    let us: Vec<f64> = spans.iter().map(|span| span.0 as f64 / 1e3).collect();
     let times_last = |rank: usize| spans.iter().filter(|span| span.1 == rank).count();
     let slowest = (0..all.len()).max_by_key(|&rank| times_last(rank)).unwrap_or(0);
     Figures {
-        p50_us: percentile(50),
-        p99_us: percentile(99),
-        max_us: percentile(100),
+        p50_us: percentile(&us, 50),
+        p99_us: percentile(&us, 99),
+        max_us: percentile(&us, 100),
         slowest: (slowest, 100.0 * times_last(slowest) as f64 / spans.len().max(1) as f64),
         wrong: all.iter().map(|s| s.wrong).sum(),
     }
@@ -184,6 +186,13 @@ mod tests {
         let figures = figures(&[a, b]);
         assert_eq!((figures.p50_us, figures.p99_us, figures.max_us), (2.0, 4.0, 4.0));
         assert_eq!((figures.slowest.0, figures.wrong), (1, 3));
+    }
+
+    #[test]
+    fn percentiles_are_by_nearest_rank() {
+        let times = [4.0, 1.0, 3.0, 2.0];
+        assert_eq!([1, 25, 50, 51, 99, 100].map(|p| percentile(&times, p)), [1.0, 1.0, 2.0, 3.0, 4.0, 4.0]);
+        assert_eq!(percentile(&[], 50), 0.0);
     }
 
     #[test]

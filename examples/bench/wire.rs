@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::args::{Args, Combine, Shape};
 use crate::cases::Case;
 use crate::routing::Routing;
-use crate::samples::{Meeting, Samples, now, spans, taken};
+use crate::samples::{Meeting, Samples, now, percentile, spans, taken};
 use crate::{Error, ranks};
 
 /// `--wire`
@@ -244,10 +244,9 @@ fn ping(mut turn: impl FnMut(bool) -> Result<(), Error>) -> Result<f64, Error> {
         let begin = now();
         turn(true)?;
         turn(false)?;
-        times.push(now() - begin);
+        times.push((now() - begin) as f64);
     }
-    times.sort_unstable();
-    Ok(times[PINGS / 2] as f64 / 2e3)
+    Ok(percentile(&times, 50) / 2e3)
 }
 
 /// The first sends in its first half of a turn, the second in its second.

@@ -10,10 +10,10 @@ use half::{bf16, f16};
 
 use super::gpu::{Gpu, between, gather, meet};
 use super::gpus;
-use super::timing::middle;
 use crate::args::Args;
 use crate::collective::data::{Case, Small};
 use crate::collective::{Collective, Figures, Row, Type, report};
+use crate::samples::percentile;
 use crate::{Error, ranks};
 
 /// Calls of a graph.
@@ -127,9 +127,8 @@ impl Subject<'_> {
         let all = gather(self.group, &times)?;
         let wrong = gather(self.group, &[wrong as f64])?.iter().flatten().sum::<f64>() as u64;
         // Those of the slowest rank.
-        let p50 = all.iter().cloned().map(middle).fold(0.0, f64::max) / 1e3;
-        let p99 = all.iter().cloned().map(|times| late(times) / 1e3).fold(0.0, f64::max);
-        Ok(Figures::new(collective, self.comm.ranks(), bytes, [p50, p99], wrong))
+        let slowest = |percent| all.iter().map(|times| percentile(times, percent)).fold(0.0, f64::max) / 1e3;
+        Ok(Figures::new(collective, self.comm.ranks(), bytes, [50, 99].map(slowest), wrong))
     }
 
     /// Elements that one call leaves wrong.
@@ -216,10 +215,4 @@ impl Subject<'_> {
         };
         Ok(enqueued?)
     }
-}
-
-/// The 99th percentile by nearest rank, as on the host; 0 of none.
-fn late(mut times: Vec<f64>) -> f64 {
-    times.sort_by(f64::total_cmp);
-    times.get((times.len() * 99).div_ceil(100).saturating_sub(1)).copied().unwrap_or(0.0)
 }

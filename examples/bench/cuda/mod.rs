@@ -30,7 +30,7 @@ use crate::cases::Case;
 use crate::cpu::{self, Meter};
 use crate::floor::{Reads, Traffic};
 use crate::report::{OfSms, OnGpu, Rates, Row, Timing};
-use crate::samples::Figures;
+use crate::samples::{Figures, percentile};
 use crate::{Error, ranks, show};
 
 /// Iterations that are checked before a case is timed. One more is checked after it.
@@ -128,7 +128,8 @@ impl Run<'_> {
 
         let all = gather(group, &times)?;
         let wrong = gather(group, &[wrong as f64])?.iter().flatten().sum::<f64>() as u64;
-        let slowest = |times: Vec<Vec<f64>>| times.into_iter().map(middle).fold(0.0, f64::max) / 1e3;
+        let slowest =
+            |times: Vec<Vec<f64>>| times.iter().map(|times| middle(times)).fold(0.0, f64::max) / 1e3;
         let kernel_us = kernels.map(|times| gather(group, &times)).transpose()?.map(slowest);
         let (mut send_us, mut receive_us) = (None, None);
         if let Some(Halves { send, receive }) = halves {
@@ -149,16 +150,15 @@ impl Run<'_> {
         }
         let floor_us = floor_us + machine.idle_us(moved.operations);
         let figures = figures(&all, wrong);
-        let mut medians: Vec<f64> = all.into_iter().map(middle).collect();
-        medians.sort_by(f64::total_cmp);
+        let medians: Vec<f64> = all.iter().map(|times| middle(times)).collect();
         let gpu = OnGpu {
             timing: if args.graph { Timing::Graph } else { Timing::Eager },
             sms: args.chosen_sms(),
             of_sms,
             lanes: args.lanes,
             with: args.with.clone(),
-            fastest_us: medians.first().copied().unwrap_or(0.0) / 1e3,
-            middle_us: middle(medians) / 1e3,
+            fastest_us: percentile(&medians, 0) / 1e3,
+            middle_us: middle(&medians) / 1e3,
             nvlink_gbs: moved.sent as f64 / figures.p50_us / 1e3,
             kernel_us,
             send_us,
@@ -175,14 +175,7 @@ impl Run<'_> {
 
 /// Of the figures of each rank the greatest: that of the slowest one.
 fn figures(all: &[Vec<f64>], wrong: u64) -> Figures {
-    let of_rank = |times: &Vec<f64>, percent: usize| {
-        let mut sorted = times.clone();
-        sorted.sort_by(f64::total_cmp);
-        // By nearest rank, as on the host.
-        let index = (sorted.len() * percent).div_ceil(100).saturating_sub(1);
-        sorted.get(index).copied().unwrap_or(0.0) / 1e3
-    };
-    let greatest = |percent| all.iter().map(|times| of_rank(times, percent)).fold(0.0, f64::max);
+    let greatest = |percent| all.iter().map(|times| percentile(times, percent)).fold(0.0, f64::max) / 1e3;
     let count = all.iter().map(Vec::len).min().unwrap_or(0);
     let mut last = vec![0usize; all.len()];
     for i in 0..count {
@@ -206,6 +199,7 @@ mod tests {
 
     #[test]
     fn the_figures_are_those_of_the_slowest_rank() {
+        assert_eq!(figures(&[vec![1e3, 2e3, 3e3, 4e3]], 0).p50_us * 1e3, middle(&[1e3, 2e3, 3e3, 4e3]));
         let all = [vec![1e3, 2e3, 9e3], vec![4e3, 3e3, 5e3]];
         let figures = figures(&all, 1);
         assert_eq!((figures.p50_us, figures.max_us, figures.wrong), (4.0, 9.0, 1));

@@ -7,6 +7,7 @@ use epwire::Group;
 use epwire::cudarc::driver::{result, sys};
 
 use super::gpu::{Gpu, between, gather, meet};
+use crate::samples::percentile;
 use crate::{Error, ranks};
 
 /// The parts of a floor, the same on all ranks.
@@ -90,8 +91,7 @@ fn gap_ns(gpu: &Gpu, graph: bool) -> Result<f64, Error> {
         gpu.wait(&end)?;
         times.push(between(&begin, &end)? / f64::from(LAUNCHES));
     }
-    times.sort_by(f64::total_cmp);
-    Ok(times[times.len() / 2])
+    Ok(percentile(&times, 50))
 }
 
 /// Bytes a second that each GPU sends while all store to all others with so many SMs.

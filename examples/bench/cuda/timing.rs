@@ -11,6 +11,7 @@ use crate::Error;
 use crate::args::Args;
 use crate::cases::Case;
 use crate::cpu::{Clocks, Meter};
+use crate::samples::percentile;
 
 /// Operations of a graph.
 pub const OPERATIONS: usize = 50;
@@ -183,8 +184,8 @@ impl Halves {
             graph.launch()?;
             subject.finish()?;
             if i >= args.warmup {
-                halves.send.push(middle(sends.between(gpu)?));
-                halves.receive.push(middle(receives.between(gpu)?));
+                halves.send.push(middle(&sends.between(gpu)?));
+                halves.receive.push(middle(&receives.between(gpu)?));
             }
         }
         Ok(Some(halves))
@@ -241,7 +242,7 @@ impl Stamps {
             graph.launch()?;
             gpu.finish()?;
         }
-        stamps.nothing = middle(stamps.between(gpu)?);
+        stamps.nothing = middle(&stamps.between(gpu)?);
         Ok(stamps)
     }
 
@@ -269,7 +270,6 @@ fn pairs(gpu: &Gpu, count: usize) -> Result<Vec<[CudaEvent; 2]>, Error> {
 }
 
 /// The median; 0 of none.
-pub fn middle(mut times: Vec<f64>) -> f64 {
-    times.sort_by(f64::total_cmp);
-    times.get(times.len() / 2).copied().unwrap_or(0.0)
+pub fn middle(times: &[f64]) -> f64 {
+    percentile(times, 50)
 }
