@@ -194,6 +194,15 @@ pub fn us(time: f64) -> String {
     if time < 99.95 { format!("{time:.1}") } else { format!("{time:.0}") }
 }
 
+/// A floor, and what it is of the median; neither if it is too small to say.
+pub fn floor(floor_us: f64, p50_us: f64) -> [String; 2] {
+    if floor_us < 0.05 {
+        ["-", "-"].map(str::to_owned)
+    } else {
+        [us(floor_us), format!("{:.2}", floor_us / p50_us)]
+    }
+}
+
 /// One row per case.
 pub fn table(rows: &[Row]) -> Table {
     let mut table = Table::new();
@@ -242,6 +251,7 @@ pub fn table(rows: &[Row]) -> Table {
     }
     table.set_header(header);
     for row in rows {
+        let [floor_us, ratio] = floor(row.floor_us, row.p50_us);
         let mut cells = vec![
             word(&row.case),
             word(&row.payload),
@@ -254,8 +264,8 @@ pub fn table(rows: &[Row]) -> Table {
             us(row.p50_us),
             us(row.p99_us),
             us(row.max_us),
-            us(row.floor_us),
-            format!("{:.2}", row.ratio),
+            floor_us,
+            ratio,
             format!("rank {} ({:.0} %)", row.slowest.0, row.slowest.1),
             row.wrong.to_string(),
             format!("{:.1}", row.window_bytes as f64 / f64::from(1 << 20)),
@@ -363,6 +373,12 @@ pub mod tests {
         assert!(back.name().ends_with(", zipf, 2 lanes, 8 SMs, wait-ns, graph"), "{}", back.name());
         let table = table(&[row]).to_string();
         assert!(table.contains("send us") && table.contains("SMs us") && table.contains("830"), "{table}");
+    }
+
+    #[test]
+    fn a_floor_of_nearly_nothing_has_no_ratio() {
+        assert_eq!(floor(0.049, 1.0), ["-", "-"]);
+        assert_eq!(floor(0.5, 2.0), ["0.5", "0.25"]);
     }
 
     #[test]

@@ -18,7 +18,7 @@ use crate::Error;
 use crate::args::{Args, Device};
 use crate::bytes::words;
 use crate::print::print;
-use crate::report::{us, word};
+use crate::report::{floor, us, word};
 
 /// `--collective`
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize, Deserialize)]
@@ -185,9 +185,7 @@ fn table(rows: &[Row]) -> Table {
                 ]
             })
         };
-        let copy = row.copy_us.map_or_else(Default::default, |copy| {
-            [us(copy), format!("{:.2}", copy / row.out_of_place.p50_us)]
-        });
+        let copy = row.copy_us.map_or_else(Default::default, |copy| floor(copy, row.out_of_place.p50_us));
         let [name, size, kind] = [word(&row.collective), words(row.bytes), word(&row.r#type)];
         table.add_row(
             [
