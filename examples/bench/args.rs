@@ -38,15 +38,24 @@ pub struct Args {
     pub cases: Vec<Case>,
     /// Measure these collectives instead, out of place and in place, in the columns of nccl-tests; on GPUs in CUDA graphs of 20
     #[arg(long, value_enum, value_name = "LIST", value_delimiter = ',')]
+    #[arg(conflicts_with_all = ["absent", "cases", "tokens", "hidden", "experts", "topk", "payload", "layout", "combine", "routing"])]
+    #[arg(conflicts_with_all = ["graph", "split", "table", "ring", "lanes", "with", "reads", "plot", "against"])]
     pub collective: Vec<Collective>,
     /// With --collective: bytes of the larger buffer, as FIRST:LAST:xFACTOR, FIRST:LAST:+STEP or one size, with K, M and G
-    #[arg(long, value_name = "SIZES", default_value = "8:64M:x8")]
+    #[arg(long, value_name = "SIZES", default_value = "8:64M:x8", requires = "collective")]
     pub bytes: Bytes,
     /// With --collective: types of elements
-    #[arg(long, value_enum, value_name = "LIST", value_delimiter = ',', default_value = "f32")]
+    #[arg(
+        long,
+        value_enum,
+        value_name = "LIST",
+        value_delimiter = ',',
+        default_value = "f32",
+        requires = "collective"
+    )]
     pub types: Vec<Type>,
     /// With --collective: tensors lie in memory of the communicator, which peers of the host read without a copy on the way
-    #[arg(long)]
+    #[arg(long, requires = "collective")]
     pub heap: bool,
     /// With --collective and --heap on GPUs: copy engines move all-gathers and all-to-alls of any size
     #[arg(long, requires = "heap")]
@@ -269,6 +278,26 @@ impl Args {
         Ok(shapes)
     }
 
+    /// Whether options that collectives share with other cases fit them. An error names what does not.
+    pub fn check_collectives(&self) -> Result<(), crate::Error> {
+        match self.device {
+            Device::Host if self.sms != [0] || self.copy_engines => {
+                Err("--sms and --copy-engines need --device cuda".into())
+            }
+            Device::Cuda if self.sms.len() > 1 => Err("--collective takes one value of --sms".into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// With which types a collective of this size is measured: a barrier, which has neither, once.
+    pub fn types_of(&self, collective: Collective, bytes: u64) -> &[Type] {
+        let first = self.bytes.0.first() == Some(&bytes);
+        match collective {
+            Collective::Barrier => &self.types[..usize::from(first).min(self.types.len())],
+            _ => &self.types,
+        }
+    }
+
     /// The first in the list; 0: the library's choice.
     pub fn chosen_sms(&self) -> u32 {
         self.sms.first().copied().unwrap_or(0)
@@ -400,6 +429,61 @@ mod tests {
         let args = args("--device cuda --sms 8,64,all");
         assert_eq!((args.sms.as_slice(), args.chosen_sms()), (&[8, 64, 0][..], 8));
         assert!(Args::try_parse_from(["bench", "--sms", "0"]).is_err());
+    }
+
+    #[test]
+    fn options_that_would_do_nothing_are_refused_by_name() {
+        let refused = |line: &str| {
+            let words = ["bench"].into_iter().chain(line.split_whitespace());
+            Args::try_parse_from(words).unwrap_err().to_string()
+        };
+        for option in [
+            "--absent 1",
+            "--cases pair",
+            "--tokens 128",
+            "--hidden 7168",
+            "--experts 64",
+            "--topk 8",
+            "--payload bf16",
+            "--layout packed",
+            "--combine reduced",
+            "--routing zipf",
+            "--graph",
+            "--split",
+            "--table",
+            "--ring 64",
+            "--lanes 1",
+            "--with wait-ns",
+            "--reads each",
+            "--plot x.svg",
+            "--against older",
+        ] {
+            let text = refused(&format!("--collective all_reduce {option}"));
+            let name = option.split(' ').next().unwrap();
+            assert!(text.contains(name) && text.contains("--collective"), "{option}: {text}");
+        }
+        for option in ["--heap", "--bytes 8", "--types f32", "--heap --copy-engines"] {
+            assert!(refused(option).contains("--collective"), "{option}");
+        }
+        let used = args("--collective all_gather --threads 1 --bytes 8:64 --types f32,i8 --heap --json");
+        assert_eq!((used.bytes.0.len(), used.types.len(), used.threads), (4, 2, 1));
+    }
+
+    #[test]
+    fn collectives_are_checked_before_ranks_start_and_a_barrier_is_measured_once() {
+        for (line, what) in [
+            ("--sms 8", "--device cuda"),
+            ("--heap --copy-engines", "--device cuda"),
+            ("--device cuda --sms 8,16", "one value"),
+        ] {
+            let text =
+                args(&format!("--collective barrier {line}")).check_collectives().unwrap_err().to_string();
+            assert!(text.contains(what), "{line}: {text}");
+        }
+        let args = args("--collective barrier,reduce --bytes 8:16 --types f32,i8");
+        args.check_collectives().unwrap();
+        let types = |collective| [8, 16].map(|bytes| args.types_of(collective, bytes).len());
+        assert_eq!((types(Collective::Barrier), types(Collective::Reduce)), ([1, 0], [2, 2]));
     }
 
     #[test]

@@ -65,11 +65,14 @@ fn main() -> ExitCode {
         // Before any rank is started, so that one line says what is missing.
         (None, None) => match (args.device, args.collective.is_empty()) {
             (Device::Host, true) => ranks::start(&args, measure),
-            (Device::Host, false) => ranks::start(&args, collective::host::measure),
-            (Device::Cuda, true) => cuda::check().and_then(|()| ranks::start(&args, cuda::measure)),
-            (Device::Cuda, false) => {
-                cuda::check().and_then(|()| ranks::start(&args, cuda::measure_collectives))
+            (Device::Host, false) => {
+                args.check_collectives().and_then(|()| ranks::start(&args, collective::host::measure))
             }
+            (Device::Cuda, true) => cuda::check().and_then(|()| ranks::start(&args, cuda::measure)),
+            (Device::Cuda, false) => args
+                .check_collectives()
+                .and_then(|()| cuda::check())
+                .and_then(|()| ranks::start(&args, cuda::measure_collectives)),
         },
     };
     ended.unwrap_or_else(|error| {

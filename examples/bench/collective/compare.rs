@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use super::Row;
+use super::{Collective, Row};
 use crate::Error;
 use crate::bytes::words;
 use crate::print::print;
@@ -14,7 +14,9 @@ use crate::report::{us, word};
 pub fn compare(files: &[PathBuf], tolerance: f64) -> Result<Option<ExitCode>, Error> {
     let [old, new] = files else { return Err("--compare takes two files".into()) };
     let (Some(old), Some(new)) = (read(old)?, read(new)?) else { return Ok(None) };
-    let key = |row: &Row| (row.collective, row.r#type, row.ranks, row.device, row.bytes, row.heap);
+    // Older builds measured a barrier at every size.
+    let bytes = |row: &Row| if row.collective == Collective::Barrier { 0 } else { row.bytes };
+    let key = |row: &Row| (row.collective, row.r#type, row.ranks, row.device, bytes(row), row.heap);
     let before: BTreeMap<_, _> = old.iter().map(|row| (key(row), row)).collect();
     let (mut compared, mut bad) = (0, 0);
     for row in &new {
@@ -55,7 +57,7 @@ fn read(file: &Path) -> Result<Option<Vec<Row>>, Error> {
 mod tests {
     use super::*;
     use crate::args::Device;
-    use crate::collective::{Collective, Figures, Type};
+    use crate::collective::{Figures, Type};
 
     fn row(p50_us: f64, wrong: u64) -> String {
         let figures = Figures { p50_us, p99_us: p50_us, algorithm_gbs: 1.0, bus_gbs: 1.0, wrong };

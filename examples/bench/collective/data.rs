@@ -55,6 +55,12 @@ impl Case {
         Self { collective, in_place, rank, ranks, count, block: count / ranks as usize }
     }
 
+    /// Of the larger buffer, as the call uses it: blocks are of whole elements, and a barrier has no buffer.
+    pub fn bytes<T>(&self) -> u64 {
+        let (send, recv) = self.lengths();
+        (send.max(recv) * size_of::<T>()) as u64
+    }
+
     /// Elements of both buffers.
     pub fn lengths(&self) -> (usize, usize) {
         let blocks = self.block * self.ranks as usize;
@@ -159,6 +165,14 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn the_bytes_are_those_of_whole_blocks() {
+        let bytes = |collective, bytes| Case::new::<f32>(collective, false, [0, 4], bytes).bytes::<f32>();
+        assert_eq!([8, 40, 64].map(|size| bytes(Collective::AllGather, size)), [0, 32, 64]);
+        assert_eq!([8, 42].map(|size| bytes(Collective::AllReduce, size)), [8, 40]);
+        assert_eq!(bytes(Collective::Barrier, 64), 0);
     }
 
     #[test]

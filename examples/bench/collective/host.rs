@@ -15,12 +15,6 @@ use crate::{Error, ranks};
 
 /// One rank's part, and on rank 0 the report of all.
 pub fn measure(args: &Args, group: &Group, _local_rank: u32) -> Result<ExitCode, Error> {
-    if args.sms != [0] {
-        return Err("--sms needs --device cuda".into());
-    }
-    if args.copy_engines {
-        return Err("--copy-engines needs --device cuda".into());
-    }
     let meeting = Meeting::new(group)?;
     let mut rows = Vec::new();
     for &bytes in &args.bytes.0 {
@@ -29,7 +23,7 @@ pub fn measure(args: &Args, group: &Group, _local_rank: u32) -> Result<ExitCode,
         let comm = Comm::create_blocking(group, CommConfig::default().heap_bytes(heap_bytes))?;
         let subject = Subject { bytes, args, group, meeting: &meeting, comm: &comm };
         for &collective in &args.collective {
-            for &r#type in &args.types {
+            for &r#type in args.types_of(collective, bytes) {
                 rows.extend(subject.row(collective, r#type)?);
             }
         }
@@ -74,9 +68,9 @@ impl Subject<'_> {
             Type::F32 => Self::run::<f32>,
             Type::F64 => Self::run::<f64>,
         };
-        let out_of_place = run(self, collective, false)?;
-        let in_place = if collective.has_in_place() { run(self, collective, true)? } else { None };
-        let copy = match copied(collective, u64::from(self.comm.ranks()), self.bytes) {
+        let (bytes, out_of_place) = run(self, collective, false)?;
+        let in_place = if collective.has_in_place() { run(self, collective, true)?.1 } else { None };
+        let copy = match copied(collective, u64::from(self.comm.ranks()), bytes) {
             Some(traffic) => Some(Floor::measure(self.group, self.meeting, &traffic, self.args.threads)?.us),
             None => None,
         };
@@ -85,7 +79,7 @@ impl Subject<'_> {
             r#type,
             ranks: ranks::count(self.group),
             device: self.args.device,
-            bytes: self.bytes,
+            bytes,
             heap: self.args.heap,
             out_of_place,
             copy_us: copy,
@@ -93,18 +87,19 @@ impl Subject<'_> {
         }))
     }
 
-    /// All ranks call it; the first one returns the figures.
-    fn run<T: Small>(&self, collective: Collective, in_place: bool) -> Result<Option<Figures>, Error> {
+    /// All ranks call it; the first one returns the figures, all of them the bytes.
+    fn run<T: Small>(&self, collective: Collective, in_place: bool) -> Result<(u64, Option<Figures>), Error> {
         let place = [self.comm.rank(), self.comm.ranks()];
         let case = Case::new::<T>(collective, in_place, place, self.bytes);
         let (send, recv) = case.lengths();
-        if self.args.heap {
+        let figures = if self.args.heap {
             let (mut send, mut recv) = (self.comm.alloc::<T>(send)?, self.comm.alloc::<T>(recv)?);
-            self.iterate(&case, &mut send, &mut recv)
+            self.iterate(&case, &mut send, &mut recv)?
         } else {
             let (mut send, mut recv) = (vec![T::small(0); send], vec![T::small(0); recv]);
-            self.iterate(&case, &mut send, &mut recv)
-        }
+            self.iterate(&case, &mut send, &mut recv)?
+        };
+        Ok((case.bytes::<T>(), figures))
     }
 
     fn iterate<T: Small>(
@@ -137,7 +132,7 @@ impl Subject<'_> {
         let figures = samples.figures(self.group)?;
         Ok(figures.map(|seen| {
             let times = [seen.p50_us, seen.p99_us];
-            Figures::new(case.collective, case.ranks, self.bytes, times, seen.wrong)
+            Figures::new(case.collective, case.ranks, case.bytes::<T>(), times, seen.wrong)
         }))
     }
 

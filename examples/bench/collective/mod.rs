@@ -64,7 +64,7 @@ pub struct Row {
     #[serde(default)]
     pub device: Device,
     /// Bytes of the larger buffer: for an all-reduce, reduce or broadcast each rank's buffer, for sends and receives the
-    /// message; for the others the blocks of all ranks together.
+    /// message; for the others the blocks of all ranks together, of whole elements; 0 for a barrier.
     pub bytes: u64,
     /// Tensors lie in memory of the communicator.
     pub heap: bool,
@@ -177,12 +177,8 @@ fn table(rows: &[Row]) -> Table {
     for row in rows {
         let of = |figures: Option<Figures>| {
             figures.map_or_else(Default::default, |f| {
-                [
-                    us(f.p50_us),
-                    format!("{:.2}", f.algorithm_gbs),
-                    format!("{:.2}", f.bus_gbs),
-                    f.wrong.to_string(),
-                ]
+                let rate = |gbs: f64| if row.bytes > 0 { format!("{gbs:.2}") } else { String::new() };
+                [us(f.p50_us), rate(f.algorithm_gbs), rate(f.bus_gbs), f.wrong.to_string()]
             })
         };
         let copy = row.copy_us.map_or_else(Default::default, |copy| floor(copy, row.out_of_place.p50_us));
@@ -230,6 +226,11 @@ mod tests {
         ];
         assert_eq!(averages(&rows), "average bus GB/s: all_reduce 3.00, broadcast 7.00");
         assert_eq!(averages(&rows[1..2]), "average bus GB/s: none");
+        let table = table(&rows);
+        let cells = |row: usize| -> Vec<String> {
+            table.row(row).unwrap().cell_iter().skip(4).take(2).map(comfy_table::Cell::content).collect()
+        };
+        assert_eq!((cells(0), cells(1)), (vec!["1.00".into(), "1.00".into()], vec![String::new(); 2]));
     }
 
     #[test]

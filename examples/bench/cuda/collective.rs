@@ -21,9 +21,6 @@ const CALLS: usize = 20;
 
 /// One rank's part, and on rank 0 the report of all.
 pub fn measure(args: &Args, group: &Group, local_rank: u32) -> Result<ExitCode, Error> {
-    if args.sms.len() > 1 {
-        return Err("--collective takes one value of --sms".into());
-    }
     let gpu = Gpu::of_rank(local_rank)?;
     let machine = gpus::describe(&gpu, group)?;
     let most = args.bytes.0.iter().copied().max().unwrap_or(0) as usize;
@@ -46,7 +43,7 @@ pub fn measure(args: &Args, group: &Group, local_rank: u32) -> Result<ExitCode, 
     let mut rows = Vec::new();
     for &bytes in &args.bytes.0 {
         for &collective in &args.collective {
-            for &r#type in &args.types {
+            for &r#type in args.types_of(collective, bytes) {
                 rows.push(subject.row(collective, r#type, bytes)?);
             }
         }
@@ -100,6 +97,7 @@ impl Subject<'_> {
             Type::F64 => Self::run::<f64>,
         };
         let run = |in_place| run(self, collective, in_place, bytes);
+        let (bytes, out_of_place) = run(false)?;
         Ok(Row {
             collective,
             r#type,
@@ -107,15 +105,21 @@ impl Subject<'_> {
             device: self.args.device,
             bytes,
             heap: self.args.heap,
-            out_of_place: run(false)?,
+            out_of_place,
             copy_us: None,
-            in_place: collective.has_in_place().then(|| run(true)).transpose()?,
+            in_place: collective.has_in_place().then(|| run(true)).transpose()?.map(|(_, figures)| figures),
         })
     }
 
-    /// All ranks call it.
-    fn run<T: Small>(&self, collective: Collective, in_place: bool, bytes: u64) -> Result<Figures, Error> {
+    /// Those of the larger buffer, and the figures. All ranks call it.
+    fn run<T: Small>(
+        &self,
+        collective: Collective,
+        in_place: bool,
+        bytes: u64,
+    ) -> Result<(u64, Figures), Error> {
         let case = Case::new::<T>(collective, in_place, [self.comm.rank(), self.comm.ranks()], bytes);
+        let bytes = case.bytes::<T>();
         // Once before the measured iterations, and once after them.
         let mut wrong = self.check::<T>(&case)?;
         let times = self.time::<T>(&case)?;
@@ -128,7 +132,7 @@ impl Subject<'_> {
         let wrong = gather(self.group, &[wrong as f64])?.iter().flatten().sum::<f64>() as u64;
         // Those of the slowest rank.
         let slowest = |percent| all.iter().map(|times| percentile(times, percent)).fold(0.0, f64::max) / 1e3;
-        Ok(Figures::new(collective, self.comm.ranks(), bytes, [50, 99].map(slowest), wrong))
+        Ok((bytes, Figures::new(collective, self.comm.ranks(), bytes, [50, 99].map(slowest), wrong)))
     }
 
     /// Elements that one call leaves wrong.
