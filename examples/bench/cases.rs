@@ -2,7 +2,7 @@
 
 use clap::ValueEnum;
 use epwire::{
-    Combine, CombineOutput, CombineRows, Device, DispatchBuffers, Dispatched, EpBuffer, Float16, Group,
+    Combine, CombineOutput, CombineRows, Device, DispatchBuffers, Dispatched, EpBuffer, Float16, Group, Path,
 };
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -38,6 +38,9 @@ pub trait Subject {
     fn iterate(&mut self, case: Case) -> Result<Timed, Error>;
 
     fn window_bytes(&self) -> u64;
+
+    /// How a peer is reached.
+    fn path(&self, peer: u32) -> Path;
 
     /// Bytes of the rings of dispatch and of combine, for one lane and all ranks, if slots are reused within an
     /// operation.
@@ -118,6 +121,10 @@ impl Subject for Decode<'_> {
 
     fn window_bytes(&self) -> u64 {
         self.buffer.plan().window_bytes
+    }
+
+    fn path(&self, peer: u32) -> Path {
+        self.buffer.path(peer)
     }
 }
 

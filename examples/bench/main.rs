@@ -48,7 +48,7 @@ use floor::{Floor, Mover};
 use print::print;
 use report::Row;
 use samples::{Meeting, Samples};
-use wire::{OnQueue, Sockets, Way};
+use wire::{OnQueue, Reach, Sockets, Way};
 
 /// Any error; the example prints it and exits.
 pub type Error = Box<dyn std::error::Error + Send + Sync>;
@@ -105,13 +105,14 @@ fn measure(args: &Args, group: &Group, _local_rank: u32) -> Result<ExitCode, Err
             streamed.extend(streams()?);
             let queue = way.as_ref().filter(|_| !streamed.is_empty()).map(|(way, _)| {
                 let stream_us = samples::percentile(&streamed, 50);
-                OnQueue { wire: args.wire, stream_us, way: *way }
+                OnQueue { stream_us, way: *way }
             });
             let used = samples.meter.used(group)?;
             if let Some(figures) = samples.figures(group)? {
                 let window = subject.window_bytes();
                 let row = Row::new(args.device, ranks::count(group), &shape, case, &figures, us, window);
-                rows.push(Row { routing: args.routing, floor_by: Some(by), queue, used, ..row });
+                let reach = Reach::new(args, (0..group.world()).map(|peer| subject.path(peer)));
+                rows.push(Row { routing: args.routing, floor_by: Some(by), reach, queue, used, ..row });
             }
         }
     }

@@ -3,7 +3,7 @@
 use epwire::prefill::{
     PrefillBuffer, PrefillCombine, PrefillCombineOutput, PrefillLayout, PrefillOutput, Routing,
 };
-use epwire::{Device, Group, HostBuffer, ScaleOrder, TensorMut};
+use epwire::{Device, Group, HostBuffer, Path, ScaleOrder, TensorMut};
 
 use crate::Error;
 use crate::args::{Args, Layout, Shape};
@@ -77,6 +77,10 @@ impl Subject for Prefill<'_> {
 
     fn window_bytes(&self) -> u64 {
         self.buffer.plan().window_bytes
+    }
+
+    fn path(&self, peer: u32) -> Path {
+        self.buffer.path(peer)
     }
 
     /// A rank has no use for its ring to itself.

@@ -9,7 +9,7 @@ use crate::cpu::{self, Used};
 use crate::moves::Way;
 use crate::routing::Spread;
 use crate::samples::Figures;
-use crate::wire::OnQueue;
+use crate::wire::{OnQueue, Reach};
 
 /// The figures of one case. Times in microseconds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -40,6 +40,8 @@ pub struct Row {
     pub window_bytes: u64,
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub gpu: Option<OnGpu>,
+    #[serde(flatten)]
+    pub reach: Reach,
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub queue: Option<OnQueue>,
     /// On the host: what a rank uses of a core meanwhile.
@@ -152,6 +154,7 @@ impl Row {
             wrong,
             window_bytes,
             gpu: None,
+            reach: Reach::default(),
             queue: None,
             used: None,
             slowest,
@@ -161,7 +164,19 @@ impl Row {
     /// What was measured, apart from the number of tokens.
     pub fn name(&self) -> String {
         let Self {
-            case, ranks, hidden, experts, topk, payload, layout, combine, routing, gpu, queue, ..
+            case,
+            ranks,
+            hidden,
+            experts,
+            topk,
+            payload,
+            layout,
+            combine,
+            routing,
+            gpu,
+            reach,
+            queue,
+            ..
         } = self;
         let mut rest = String::new();
         if !is_uniform(routing) {
@@ -173,10 +188,7 @@ impl Row {
             let with: String = with.iter().map(|with| format!(", {}", word(with))).collect();
             rest += &format!("{lanes}{sms}{with}, {}", word(timing));
         }
-        if let Some(OnQueue { wire, .. }) = queue {
-            rest += ", queue";
-            rest += &wire.as_ref().map_or_else(String::new, |wire| format!(" {}", word(wire)));
-        }
+        rest += &reach.name(queue.is_some());
         let [case, payload, layout, combine] = [word(case), word(payload), word(layout), word(combine)];
         format!(
             "{case} {payload} {layout} {combine}, {ranks} ranks, hidden {hidden}, top-{topk} of {experts}{rest}"
@@ -306,6 +318,7 @@ pub fn table(rows: &[Row]) -> Table {
 #[cfg(test)]
 pub mod tests {
     use super::*;
+    use crate::nic::Nic;
 
     pub fn row(case: Case, tokens: u32, p50_us: f64, wrong: u64) -> Row {
         let shape = Shape {
@@ -371,6 +384,9 @@ pub mod tests {
         let back: Row = serde_json::from_value(value).unwrap();
         assert_eq!((back.gpu.as_ref(), back.routing), (row.gpu.as_ref(), Spread::Zipf));
         assert!(back.name().ends_with(", zipf, 2 lanes, 8 SMs, wait-ns, graph"), "{}", back.name());
+        let reach = Reach { path: Some("queue over TCP".into()), nic: Some(Nic::Strict), wire: None };
+        let queued: Row = serde_json::from_value(serde_json::json!(Row { reach, ..back })).unwrap();
+        assert!(queued.name().ends_with(", graph, queue strict"), "{}", queued.name());
         let table = table(&[row]).to_string();
         assert!(table.contains("send us") && table.contains("SMs us") && table.contains("830"), "{table}");
     }

@@ -6,11 +6,13 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 
 use clap::ValueEnum;
-use epwire::{Group, internals::Trial};
+use epwire::{Group, Path, internals::Trial};
 use serde::{Deserialize, Serialize};
 
 use crate::args::{Args, Combine, Shape};
 use crate::cases::Case;
+use crate::nic::Nic;
+use crate::report::word;
 use crate::routing::Routing;
 use crate::samples::{Meeting, Samples, now, percentile, spans, taken};
 use crate::{Error, ranks};
@@ -24,12 +26,58 @@ pub enum Wire {
     Verbs,
 }
 
-/// What a row has beside where all peers are behind queues.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct OnQueue {
+/// How the first rank reaches the others.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Reach {
+    /// As the library prints paths, each once; absent in files of older builds, and of a rank alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path: Option<String>,
+    /// What drains queues, if there are any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nic: Option<Nic>,
     /// What carries the queues' bytes; not said: what each two ranks have chosen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wire: Option<Wire>,
+}
+
+impl Reach {
+    /// `paths`: to every rank.
+    pub fn new(args: &Args, paths: impl Iterator<Item = Path>) -> Self {
+        let mut names: Vec<String> = Vec::new();
+        let mut queues = false;
+        for path in paths.filter(|path| !matches!(path, Path::None | Path::SelfRank)) {
+            queues |= matches!(path, Path::Queue(_));
+            names.push(path.to_string());
+        }
+        names.sort_unstable();
+        names.dedup();
+        Self {
+            path: (!names.is_empty()).then(|| names.join(", ")),
+            nic: queues.then(nic),
+            wire: args.wire.filter(|_| queues),
+        }
+    }
+
+    /// As part of a case's name. Nothing where all peers are mapped; `queues`: whether they are known not to be.
+    pub fn name(&self, queues: bool) -> String {
+        if !queues && self.nic.is_none() {
+            return String::new();
+        }
+        let nic = self.nic.filter(|nic| *nic != Nic::Soft).as_ref().map(word);
+        let words = nic.into_iter().chain(self.wire.as_ref().map(word));
+        words.fold(", queue".to_owned(), |name, word| format!("{name} {word}"))
+    }
+}
+
+/// What drains this rank's queues, if it has any.
+fn nic() -> Nic {
+    let asked = epwire::env::value(epwire::env::NIC);
+    asked.and_then(|name| Nic::from_str(name.trim(), false).ok()).unwrap_or(Nic::Soft)
+}
+
+/// What a row has beside where all peers are behind queues.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct OnQueue {
     /// Plain TCP streams between as many processes take so long for the rows that leave their ranks, in microseconds: the median.
     pub stream_us: f64,
     #[serde(flatten)]
@@ -54,15 +102,15 @@ pub fn asked() -> bool {
 
 /// What the options ask for as the library hears it. Before any thread is started.
 pub fn tell(args: &Args) {
-    let word = |value: Option<String>, name| {
+    let tell = |value: Option<String>, name| {
         if let Some(value) = value {
             // SAFETY: this process has one thread so far.
             unsafe { std::env::set_var(name, value) };
         }
     };
-    word(args.paths.clone(), epwire::env::PATHS);
-    word(args.nic.as_ref().map(crate::report::word), epwire::env::NIC);
-    word(args.wire.as_ref().map(crate::report::word), epwire::env::WIRES);
+    tell(args.paths.clone(), epwire::env::PATHS);
+    tell(args.nic.as_ref().map(word), epwire::env::NIC);
+    tell(args.wire.as_ref().map(word), epwire::env::WIRES);
 }
 
 /// A connection to each other rank, by rank.
@@ -226,9 +274,10 @@ impl Way {
     /// In words.
     pub fn words(&self, wire: Option<Wire>) -> String {
         let Self { put_us, half_ping_us, put_gbs, stream_gbs } = self;
-        let wire = wire.as_ref().map_or_else(String::new, |wire| format!(", {}", crate::report::word(wire)));
+        let (nic, wire) =
+            (word(&nic()), wire.as_ref().map_or_else(String::new, |wire| format!(", {}", word(wire))));
         format!(
-            "queue, soft NIC{wire}, rank 0 to rank 1: put of 8 bytes with its signal {put_us:.1} us one way, {:.2} times half of a \
+            "queue, {nic} NIC{wire}, rank 0 to rank 1: put of 8 bytes with its signal {put_us:.1} us one way, {:.2} times half of a \
              blocking TCP ping-pong, {half_ping_us:.1} us; ranges of 1 MiB {put_gbs:.2} GB/s, {:.2} of a plain TCP stream, \
              {stream_gbs:.2} GB/s",
             put_us / half_ping_us,
@@ -330,6 +379,22 @@ mod tests {
         let ordered = Shape { combine: Combine::Ordered, layout: Layout::ExpertMajor, ..SHAPE };
         assert_eq!(sent(Case::Combine, &ordered, &routings)[0], [0, 4 * 5120, 4 * 5120, 4 * 5120]);
         assert_eq!(sent(Case::Pair, &SHAPE, &routings)[0][1], 5120);
+    }
+
+    #[test]
+    fn a_case_s_name_has_the_queues_by_which_peers_are_reached() {
+        let paths = |wire| [Path::SelfRank, Path::Queue(wire), Path::Ipc, Path::Queue(wire)].into_iter();
+        let args = <Args as clap::Parser>::parse_from(["bench", "--wire", "tcp"]);
+        let reach = Reach::new(&args, paths(epwire::Wire::Tcp));
+        assert_eq!(reach.path.as_deref(), Some("CUDA IPC, queue over TCP"));
+        assert_eq!((reach.nic, reach.name(false).as_str()), (Some(Nic::Soft), ", queue tcp"));
+        let strict = Reach { nic: Some(Nic::Strict), wire: None, ..reach.clone() };
+        assert_eq!(strict.name(false), ", queue strict");
+        let mapped = Reach::new(&args, [Path::SelfRank, Path::Vmm].into_iter());
+        assert_eq!((mapped.name(false).as_str(), mapped.nic, mapped.wire), ("", None, None));
+        // Files of older builds have no path.
+        assert_eq!(Reach::default().name(true), ", queue");
+        assert_eq!(Reach::new(&args, [Path::SelfRank].into_iter()), Reach::default());
     }
 
     #[test]

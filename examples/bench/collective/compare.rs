@@ -16,7 +16,9 @@ pub fn compare(files: &[PathBuf], tolerance: f64) -> Result<Option<ExitCode>, Er
     let (Some(old), Some(new)) = (read(old)?, read(new)?) else { return Ok(None) };
     // Older builds measured a barrier at every size.
     let bytes = |row: &Row| if row.collective == Collective::Barrier { 0 } else { row.bytes };
-    let key = |row: &Row| (row.collective, row.r#type, row.ranks, row.device, bytes(row), row.heap);
+    let key = |row: &Row| {
+        (row.collective, row.r#type, row.ranks, row.device, bytes(row), row.heap, row.reach.name(false))
+    };
     let before: BTreeMap<_, _> = old.iter().map(|row| (key(row), row)).collect();
     let (mut compared, mut bad) = (0, 0);
     for row in &new {
@@ -58,6 +60,7 @@ mod tests {
     use super::*;
     use crate::args::Device;
     use crate::collective::{Figures, Type};
+    use crate::wire::Reach;
 
     fn row(p50_us: f64, wrong: u64) -> String {
         let figures = Figures { p50_us, p99_us: p50_us, algorithm_gbs: 1.0, bus_gbs: 1.0, wrong };
@@ -69,6 +72,7 @@ mod tests {
             device: Device::Host,
             bytes: 8,
             heap: false,
+            reach: Reach::default(),
             out_of_place: figures,
             copy_us: None,
             in_place: None

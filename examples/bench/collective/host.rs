@@ -11,6 +11,7 @@ use super::{Collective, Figures, Row, Type, report};
 use crate::args::Args;
 use crate::floor::{Floor, Traffic};
 use crate::samples::{Meeting, Samples, complete, now};
+use crate::wire::Reach;
 use crate::{Error, ranks};
 
 /// One rank's part, and on rank 0 the report of all.
@@ -81,6 +82,7 @@ impl Subject<'_> {
             device: self.args.device,
             bytes,
             heap: self.args.heap,
+            reach: Reach::new(self.args, (0..self.comm.ranks()).map(|peer| self.comm.path(peer))),
             out_of_place,
             copy_us: copy,
             in_place,

@@ -19,6 +19,7 @@ use crate::args::{Args, Device};
 use crate::bytes::words;
 use crate::print::print;
 use crate::report::{floor, us, word};
+use crate::wire::Reach;
 
 /// `--collective`
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize, Deserialize)]
@@ -68,6 +69,8 @@ pub struct Row {
     pub bytes: u64,
     /// Tensors lie in memory of the communicator.
     pub heap: bool,
+    #[serde(flatten)]
+    pub reach: Reach,
     pub out_of_place: Figures,
     /// On the host, of what only moves bytes: how long the machine's best copy of what the ranks receive out of place
     /// takes, by all of them at once.
@@ -213,6 +216,7 @@ mod tests {
                 device: Device::Host,
                 bytes,
                 heap: false,
+                reach: Reach::default(),
                 out_of_place: figures(out_of_place),
                 copy_us: None,
                 in_place: in_place.map(figures),

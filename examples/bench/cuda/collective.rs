@@ -14,6 +14,7 @@ use crate::args::Args;
 use crate::collective::data::{Case, Small};
 use crate::collective::{Collective, Figures, Row, Type, report};
 use crate::samples::percentile;
+use crate::wire::Reach;
 use crate::{Error, ranks};
 
 /// Calls of a graph.
@@ -105,6 +106,7 @@ impl Subject<'_> {
             device: self.args.device,
             bytes,
             heap: self.args.heap,
+            reach: Reach::new(self.args, (0..self.comm.ranks()).map(|peer| self.comm.path(peer))),
             out_of_place,
             copy_us: None,
             in_place: collective.has_in_place().then(|| run(true)).transpose()?.map(|(_, figures)| figures),

@@ -2,7 +2,7 @@
 
 use epwire::cuda::{self, CombineOutput, DispatchOutput, StreamRef, TensorMut, TensorRef};
 use epwire::cudarc::driver::CudaSlice;
-use epwire::{Combine, DType, Device, EpBuffer, Group, Payload, RowShape};
+use epwire::{Combine, DType, Device, EpBuffer, Group, Path, Payload, RowShape};
 
 use super::gpu::Gpu;
 use super::subject::{Between, Subject};
@@ -252,8 +252,8 @@ impl Subject for Decode<'_> {
         self.buffer.plan().window_bytes
     }
 
-    fn path(&self, peer: u32) -> String {
-        self.buffer.path(peer).to_string()
+    fn path(&self, peer: u32) -> Path {
+        self.buffer.path(peer)
     }
 
     fn dispatch(&self) -> Result<cuda::Dispatched, Error> {

@@ -31,6 +31,7 @@ use crate::cpu::{self, Meter};
 use crate::floor::{Reads, Traffic};
 use crate::report::{OfSms, OnGpu, Rates, Row, Timing};
 use crate::samples::{Figures, percentile};
+use crate::wire::Reach;
 use crate::{Error, ranks, show};
 
 /// Iterations that are checked before a case is timed. One more is checked after it.
@@ -101,7 +102,7 @@ impl Run<'_> {
         for &case in cases {
             rows.push(self.row(&mut subject, case)?);
         }
-        Ok((rows, (0..self.group.world()).map(|peer| subject.path(peer)).collect()))
+        Ok((rows, (0..self.group.world()).map(|peer| subject.path(peer).to_string()).collect()))
     }
 
     /// Checks and times a case. All ranks call it.
@@ -169,7 +170,8 @@ impl Run<'_> {
         };
         let window = subject.window_bytes();
         let row = Row::new(Device::Cuda, ranks::count(group), &shape, case, &figures, floor_us, window);
-        Ok(Row { gpu: Some(gpu), routing: args.routing, used, ..row })
+        let reach = Reach::new(args, (0..group.world()).map(|peer| subject.path(peer)));
+        Ok(Row { gpu: Some(gpu), routing: args.routing, reach, used, ..row })
     }
 }
 

@@ -3,7 +3,7 @@
 use epwire::cuda::{PrefillCombineOutput, PrefillOutput, Routing, StreamRef, TensorMut, TensorRef};
 use epwire::cudarc::driver::CudaSlice;
 use epwire::prefill::{PrefillBuffer, PrefillCombine, PrefillLayout};
-use epwire::{DType, Device, Float16, Group, Payload, ScaleOrder};
+use epwire::{DType, Device, Float16, Group, Path, Payload, ScaleOrder};
 
 use super::gpu::Gpu;
 use super::subject::{Between, Subject};
@@ -147,8 +147,8 @@ impl Subject for Prefill<'_> {
         self.buffer.plan().window_bytes
     }
 
-    fn path(&self, peer: u32) -> String {
-        self.buffer.path(peer).to_string()
+    fn path(&self, peer: u32) -> Path {
+        self.buffer.path(peer)
     }
 
     fn dispatch(&self) -> Result<Routing, Error> {

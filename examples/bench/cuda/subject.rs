@@ -1,5 +1,7 @@
 //! One rank's buffer and memory on its GPU for one shape: the operations, enqueued, and the check of what they leave.
 
+use epwire::Path;
+
 use crate::Error;
 use crate::cases::Case;
 use crate::expected::Expected;
@@ -15,8 +17,8 @@ pub trait Subject {
 
     fn window_bytes(&self) -> u64;
 
-    /// How a peer is reached, in words.
-    fn path(&self, peer: u32) -> String;
+    /// How a peer is reached.
+    fn path(&self, peer: u32) -> Path;
 
     fn dispatch(&self) -> Result<Self::Dispatched, Error>;
 
