@@ -15,6 +15,7 @@ use epwire::launch::Launch;
 
 use crate::Error;
 use crate::args::Args;
+use crate::compare::same;
 use crate::print::print;
 use crate::report::{Row, us};
 
@@ -96,7 +97,9 @@ fn run(program: &Path, options: &[OsString]) -> Result<Vec<Row>, Error> {
 
 /// Adds a pair's rows: of the other program and of this one.
 fn add(cases: &mut Vec<Compared>, [old, new]: [Vec<Row>; 2]) -> Result<(), Error> {
-    let same = |a: &Row, b: &Row| (a.name(), a.tokens, a.device) == (b.name(), b.tokens, b.device);
+    if let Some(gone) = old.iter().find(|old| !new.iter().any(|new| same(old, new))) {
+        return Err(format!("this program has no case {}, {} tokens", gone.name(), gone.tokens).into());
+    }
     for new in new {
         let old = old.iter().find(|old| same(old, &new));
         let old = old.ok_or_else(|| format!("the other program has no case {}", new.name()))?.p50_us;
@@ -220,8 +223,13 @@ mod tests {
     fn rows_are_matched_and_a_case_of_one_program_alone_is_an_error() {
         let mut cases = compared(&[1.0, 1.5]);
         assert_eq!((cases.len(), median(&cases[0].p50_us[1])), (1, 125.0));
-        let rows = [vec![row(Case::Pair, 1, 1.0, 0)], vec![row(Case::Pair, 2, 1.0, 0)]];
-        assert!(add(&mut cases, rows).unwrap_err().to_string().contains("no case pair"));
+        let [one, two] = [1, 2].map(|tokens| row(Case::Pair, tokens, 1.0, 0));
+        for (rows, lacks) in [
+            ([vec![one.clone()], vec![one.clone(), two.clone()]], "the other program has no case pair"),
+            ([vec![one.clone(), two], vec![one]], "this program has no case pair"),
+        ] {
+            assert!(add(&mut cases, rows).unwrap_err().to_string().starts_with(lacks), "{lacks}");
+        }
     }
 
     #[test]

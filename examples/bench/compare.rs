@@ -9,12 +9,14 @@ use crate::Error;
 use crate::print::print;
 use crate::report::{Row, us};
 
-/// Prints both and fails if a case of the second got slower than the tolerance in percent allows, or is wrong.
+/// Prints both and fails if a case of the second got slower than the tolerance in percent allows, is wrong, or is missing.
 pub fn compare(files: &[PathBuf], tolerance: f64) -> Result<ExitCode, Error> {
     let [old, new] = files else { return Err("--compare takes two files".into()) };
-    let pairs = pairs(&read(old)?, &read(new)?)?;
+    let (old, new) = (read(old)?, read(new)?);
+    let pairs = pairs(&old, &new)?;
     print(&table(&pairs))?;
-    let bad: Vec<_> = pairs.iter().filter_map(|(old, new)| complaint(old, new, tolerance)).collect();
+    let mut bad: Vec<_> = pairs.iter().filter_map(|(old, new)| complaint(old, new, tolerance)).collect();
+    bad.extend(missing(&old, &new));
     for line in &bad {
         print(line)?;
     }
@@ -28,9 +30,19 @@ fn read(file: &Path) -> Result<Vec<Row>, Error> {
     lines.map(|(i, line)| serde_json::from_str(line).map_err(|e| format!("{}: {e}", at(i)).into())).collect()
 }
 
+/// Whether both are of one case.
+pub fn same(a: &Row, b: &Row) -> bool {
+    (a.name(), a.tokens, a.device) == (b.name(), b.tokens, b.device)
+}
+
+/// A line for each case that only the older file has: what is not measured any more may have become slower.
+fn missing(old: &[Row], new: &[Row]) -> Vec<String> {
+    let gone = old.iter().filter(|a| !new.iter().any(|b| same(a, b)));
+    gone.map(|row| format!("MISSING: {}, {} tokens: not in the newer file", row.name(), row.tokens)).collect()
+}
+
 /// The cases that are in both. An error if there are none.
 fn pairs(old: &[Row], new: &[Row]) -> Result<Vec<(Row, Row)>, Error> {
-    let same = |a: &Row, b: &Row| (a.name(), a.tokens, a.device) == (b.name(), b.tokens, b.device);
     let pairs: Vec<_> =
         old.iter().filter_map(|a| new.iter().find(|b| same(a, b)).map(|b| (a.clone(), b.clone()))).collect();
     if pairs.is_empty() { Err("the two files have no case in common".into()) } else { Ok(pairs) }
@@ -89,6 +101,12 @@ mod tests {
         let found = pairs(&old, &new).unwrap();
         assert_eq!(found, [(old[2].clone(), new[0].clone())]);
         assert!(table(&found).to_string().contains("2.00"));
+        let gone = missing(&old, &new);
+        assert!(
+            gone.len() == 2 && gone[0].starts_with("MISSING: dispatch ") && gone[1].contains("1 tokens"),
+            "{gone:?}"
+        );
+        assert!(missing(&old[2..], &new).is_empty(), "what only the newer one has is no loss");
         assert!(pairs(&old[..1], &new).is_err());
     }
 

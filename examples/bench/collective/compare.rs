@@ -1,6 +1,6 @@
 //! `--compare` of what two runs of `--collective` have written.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -20,12 +20,19 @@ pub fn compare(files: &[PathBuf], tolerance: f64) -> Result<Option<ExitCode>, Er
         (row.collective, row.r#type, row.ranks, row.device, bytes(row), row.heap, row.reach.name(false))
     };
     let before: BTreeMap<_, _> = old.iter().map(|row| (key(row), row)).collect();
+    let after: BTreeSet<_> = new.iter().map(key).collect();
+    let gone = before.iter().filter(|(key, _)| !after.contains(*key));
+    let mut missing: Vec<_> = gone.map(|(_, row)| name(row)).collect();
     let (mut compared, mut bad) = (0, 0);
     for row in &new {
         let Some(then) = before.get(&key(row)) else { continue };
         let places = [(Some(then.out_of_place), Some(row.out_of_place)), (then.in_place, row.in_place)];
         for ((then, now), place) in places.into_iter().zip(["out of place", "in place"]) {
-            let (Some(then), Some(now)) = (then, now) else { continue };
+            let Some(then) = then else { continue };
+            let Some(now) = now else {
+                missing.push(format!("{}, {place}", name(row)));
+                continue;
+            };
             let percent = (now.p50_us / then.p50_us - 1.0) * 100.0;
             let verdict = if now.wrong > 0 {
                 "WRONG"
@@ -35,9 +42,9 @@ pub fn compare(files: &[PathBuf], tolerance: f64) -> Result<Option<ExitCode>, Er
                 "ok"
             };
             (compared, bad) = (compared + 1, bad + u32::from(verdict != "ok"));
-            let name = format!("{} {} {}", word(&row.collective), words(row.bytes), word(&row.r#type));
             print(&format!(
-                "{verdict:6} {name}, {place}: {} us, then {} ({percent:+.0} %)",
+                "{verdict:7} {}, {place}: {} us, then {} ({percent:+.0} %)",
+                name(row),
                 us(then.p50_us),
                 us(now.p50_us)
             ))?;
@@ -46,7 +53,14 @@ pub fn compare(files: &[PathBuf], tolerance: f64) -> Result<Option<ExitCode>, Er
     if compared == 0 {
         return Err("the two files have no case in common".into());
     }
-    Ok(Some(if bad == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }))
+    for name in &missing {
+        print(&format!("MISSING {name}: not in the newer file"))?;
+    }
+    Ok(Some(if bad == 0 && missing.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }))
+}
+
+fn name(row: &Row) -> String {
+    format!("{} {} {}", word(&row.collective), words(row.bytes), word(&row.r#type))
 }
 
 fn read(file: &Path) -> Result<Option<Vec<Row>>, Error> {
@@ -63,8 +77,12 @@ mod tests {
     use crate::wire::Reach;
 
     fn row(p50_us: f64, wrong: u64) -> String {
+        row_of(Collective::AllReduce, p50_us, wrong, false)
+    }
+
+    fn row_of(collective: Collective, p50_us: f64, wrong: u64, in_place: bool) -> String {
         let figures = Figures { p50_us, p99_us: p50_us, algorithm_gbs: 1.0, bus_gbs: 1.0, wrong };
-        let (collective, r#type) = (Collective::AllReduce, Type::F32);
+        let r#type = Type::F32;
         serde_json::json!(Row {
             collective,
             r#type,
@@ -75,13 +93,13 @@ mod tests {
             reach: Reach::default(),
             out_of_place: figures,
             copy_us: None,
-            in_place: None
+            in_place: in_place.then_some(figures)
         })
         .to_string()
     }
 
     #[test]
-    fn slower_or_wrong_rows_are_complained_about() {
+    fn rows_that_are_slower_wrong_or_missing_are_complained_about() {
         let folder = std::env::temp_dir().join(format!("epwire-bench-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let file = |name: &str, text: String| {
@@ -90,13 +108,19 @@ mod tests {
             path
         };
         let old = file("old", row(10.0, 0));
-        for (new, want) in [
-            (row(10.5, 0), ExitCode::SUCCESS),
-            (row(12.0, 0), ExitCode::FAILURE),
-            (row(1.0, 3), ExitCode::FAILURE),
+        let more = file("more", row(10.0, 0) + "\n" + &row_of(Collective::Reduce, 1.0, 0, false));
+        let both = file("both", row_of(Collective::AllReduce, 10.0, 0, true));
+        for (old, new, want) in [
+            (&old, row(10.5, 0), ExitCode::SUCCESS),
+            (&old, row(12.0, 0), ExitCode::FAILURE),
+            (&old, row(1.0, 3), ExitCode::FAILURE),
+            (&old, std::fs::read_to_string(&more).unwrap(), ExitCode::SUCCESS),
+            // What the newer file lacks: a case, and one in place.
+            (&more, row(10.0, 0), ExitCode::FAILURE),
+            (&both, row(10.0, 0), ExitCode::FAILURE),
         ] {
             let ended = compare(&[old.clone(), file("new", new)], 10.0).unwrap();
-            assert_eq!(format!("{ended:?}"), format!("{:?}", Some(want)));
+            assert_eq!(format!("{ended:?}"), format!("{:?}", Some(want)), "{old:?}");
         }
         let ep = file("ep", "{\"case\":\"pair\"}".into());
         assert!(compare(&[old, ep], 10.0).unwrap().is_none());
