@@ -7,7 +7,7 @@ use crate::args::{Combine, Shape};
 use crate::cases::Case;
 use crate::moves::{self, BLOCK, Block, Way};
 use crate::routing::Routing;
-use crate::samples::{Meeting, Samples, now, spans};
+use crate::samples::{Meeting, Samples, across_hosts, now, spans};
 use crate::{Error, ranks};
 
 /// Behind the options in --help: what every figure means.
@@ -16,6 +16,7 @@ Times:
   An iteration begins when all ranks have met and lasts from the first rank's call to the last rank's return, on the
   host's one monotonic clock. p50, p99 and max are over the iterations, by nearest rank: of fewer than 100, p99 is the
   largest. Between iterations, outside the time, tokens and expert outputs are renewed and every result is checked.
+  Several hosts share no clock: across them an iteration lasts as long as the longest call of a rank, by its own clock.
     dispatch  dispatch and the release that lets peers continue
     combine   combine, after a dispatch that is not timed. Expert-major outputs lie in memory of the caller,
               rank-major ones have been written over the received rows in the window
@@ -56,7 +57,7 @@ Queues (--paths queue):
   The first two ranks put 8 bytes with a signal behind them back and forth, waiting as operations wait, and 16 ranges of
   1 MiB at a time; beside it two blocking TCP sockets of theirs play ping-pong with 8 bytes, and a TCP stream is written
   and read by pieces of 1 MiB. Median of 1000 half round trips, or the fastest of four; then the best of four rounds, in
-  turns. stream us: plain TCP streams between as many processes, one thread of each writing and one reading, take so long
+  turns. The sockets have the addresses by which their hosts reach the run's server. stream us: plain TCP streams between as many processes, one thread of each writing and one reading, take so long
   for the rows of the operation that leave their ranks, D*P, D*H, or K*H of the table above without a rank's to itself;
   the median of five rounds before the case and five after it. of it: p50 / stream.
 
@@ -279,7 +280,7 @@ impl Mover {
         let mut best = Floor { us: f64::INFINITY, way: Way::Memcpy };
         for (way, samples) in &self.rounds {
             let all = samples.gather(group)?.unwrap_or_default();
-            let mut ns: Vec<u64> = spans(&all).into_iter().map(|span| span.0).collect();
+            let mut ns: Vec<u64> = spans(&all, across_hosts(group)).into_iter().map(|span| span.0).collect();
             ns.sort_unstable();
             let us = pick(&ns).unwrap_or(0) as f64 / 1e3 / self.passes as f64 * self.scale;
             best = best.or(Floor { us, way: *way });

@@ -119,6 +119,7 @@ fn measure(args: &Args, group: &Group, _local_rank: u32) -> Result<ExitCode, Err
     let idle = cpu::idle(group, || meeting.meet())?;
     let mut words: Vec<_> = way.iter().map(|(way, _)| way.words(args.wire)).collect();
     words.extend(idle.map(|used| cpu::idle_words(&used)));
+    words.extend(samples::across_hosts(group).then(|| samples::OWN_TIMES.to_owned()));
     match group.rank() {
         0 => show(args, &rows, &words.join("\n")),
         _ => Ok(ExitCode::SUCCESS), // the first rank has the figures of all

@@ -3,9 +3,11 @@
 //! An iteration lasts from the moment the first rank calls to the moment the last one has returned, on the clock that
 //! all processes of a host share. It begins when all ranks have met, and they meet again before they check, so that
 //! nobody's checks take a core from an iteration of another; a rank that starts late, because it waits for a core, is
-//! thereby part of the time, as it is in a server.
+//! thereby part of the time, as it is in a server. Ranks on several hosts have no such clock: there each takes the time
+//! of its own call, and the longest counts.
 
 use epwire::comm::CommConfig;
+use epwire::rendezvous::Identity;
 use epwire::{Comm, Group};
 
 use crate::cpu::Meter;
@@ -17,6 +19,20 @@ pub fn now() -> u64 {
     // SAFETY: writes one timespec, which lives here.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// Below the table where ranks are on several hosts.
+pub const OWN_TIMES: &str = "the ranks are on several hosts, which share no clock: an iteration lasts as long as the longest call of a rank, \
+                             by its own clock";
+
+/// Whether ranks are on several hosts, as far as their names and kernels tell.
+pub fn across_hosts(group: &Group) -> bool {
+    several(&group.roster())
+}
+
+fn several(roster: &[Identity]) -> bool {
+    let host = |member: &Identity| (member.host.clone(), member.process_space.clone());
+    roster.iter().any(|member| host(member) != host(&roster[0]))
 }
 
 /// Where ranks wait for each other.
@@ -110,7 +126,7 @@ impl Samples {
 
     /// The figures of all ranks, on rank 0. All ranks call it.
     pub fn figures(&self, group: &Group) -> Result<Option<Figures>, Error> {
-        Ok(self.gather(group)?.map(|all| figures(&all)))
+        Ok(self.gather(group)?.map(|all| figures(&all, across_hosts(group))))
     }
 
     /// The samples of all ranks, on rank 0. All ranks call it.
@@ -133,10 +149,18 @@ impl Samples {
     }
 }
 
-/// How long each iteration lasted, in nanoseconds, and which rank returned last.
-pub fn spans(all: &[Samples]) -> Vec<(u64, usize)> {
+/// How long each iteration lasted, in nanoseconds, and which rank returned last, or took longest by its own clock.
+pub fn spans(all: &[Samples], across_hosts: bool) -> Vec<(u64, usize)> {
     let iterations = all.iter().map(|s| s.moments.len()).min().unwrap_or(0);
+    let own = |i: usize| {
+        let length = |[begin, end]: [u64; 2]| end.saturating_sub(begin);
+        let longest = all.iter().map(|s| length(s.moments[i])).zip(0..).max_by_key(|longest| longest.0);
+        longest.unwrap_or((0, 0))
+    };
     let span = |i: usize| {
+        if across_hosts {
+            return own(i);
+        }
         let begin = all.iter().map(|s| s.moments[i][0]).min().unwrap_or(0);
         let (rank, end) =
             all.iter().map(|s| s.moments[i][1]).enumerate().max_by_key(|last| last.1).unwrap_or((0, 0));
@@ -153,8 +177,8 @@ pub fn percentile(times: &[f64], percent: usize) -> f64 {
     sorted.get(index).copied().unwrap_or(0.0)
 }
 
-fn figures(all: &[Samples]) -> Figures {
-    let spans = spans(all);
+fn figures(all: &[Samples], across_hosts: bool) -> Figures {
+    let spans = spans(all, across_hosts);
     let us: Vec<f64> = spans.iter().map(|span| span.0 as f64 / 1e3).collect();
     let times_last = |rank: usize| spans.iter().filter(|span| span.1 == rank).count();
     let slowest = (0..all.len()).max_by_key(|&rank| times_last(rank)).unwrap_or(0);
@@ -183,9 +207,31 @@ mod tests {
             wrong: 2,
             ..Default::default()
         };
-        let figures = figures(&[a, b]);
+        let figures = figures(&[a, b], false);
         assert_eq!((figures.p50_us, figures.p99_us, figures.max_us), (2.0, 4.0, 4.0));
         assert_eq!((figures.slowest.0, figures.wrong), (1, 3));
+    }
+
+    #[test]
+    fn across_hosts_an_iteration_lasts_as_long_as_the_longest_call() {
+        let of = |moments| Samples { moments, ..Default::default() };
+        // The second host was started a day later.
+        let day = 86_400_000_000_000;
+        let a = of(vec![[day, day + 2000], [day + 9000, day + 10_000]]);
+        let b = of(vec![[1500, 2500], [9000, 14_000]]);
+        let figures = figures(&[a, b], true);
+        assert_eq!((figures.p50_us, figures.max_us, figures.slowest), (2.0, 5.0, (1, 50.0)));
+    }
+
+    #[test]
+    fn hosts_are_told_by_name_and_kernel() {
+        let of = |host, space: &str| {
+            let mut member = Identity::new(0, 1, host, 2);
+            member.process_space = space.to_owned();
+            member
+        };
+        assert!(!several(&[]) && !several(&[of("a", "k"), of("a", "k")]));
+        assert!(several(&[of("a", "k"), of("b", "k")]) && several(&[of("a", "k"), of("a", "l")]));
     }
 
     #[test]

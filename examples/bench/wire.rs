@@ -2,8 +2,9 @@
 //! operation would be on theirs.
 
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs, UdpSocket};
 use std::os::fd::AsRawFd;
+use std::time::Duration;
 
 use clap::ValueEnum;
 use epwire::{Group, Path, internals::Trial};
@@ -14,7 +15,7 @@ use crate::cases::Case;
 use crate::nic::Nic;
 use crate::report::word;
 use crate::routing::Routing;
-use crate::samples::{Meeting, Samples, now, percentile, spans, taken};
+use crate::samples::{Meeting, Samples, across_hosts, now, percentile, spans, taken};
 use crate::{Error, ranks};
 
 /// `--wire`
@@ -126,23 +127,44 @@ const ROUNDS: usize = 4;
 /// Rounds of streams on each side of a case.
 const STREAMS: usize = 5;
 
+/// How long a rank of another host may take to be reached.
+const DIAL: Duration = Duration::from_secs(10);
+
+/// The address by which this host reaches one of the servers of the run, for peers; else that of loopback.
+fn own_address(servers: &[String]) -> IpAddr {
+    let addresses = servers.iter().filter_map(|server| server.to_socket_addrs().ok()).flatten();
+    let own = |server: SocketAddr| {
+        let any: IpAddr =
+            if server.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+        let socket = UdpSocket::bind((any, 0)).ok()?;
+        socket.connect(server).ok()?; // sends nothing
+        Some(socket.local_addr().ok()?.ip())
+    };
+    addresses.into_iter().find_map(own).unwrap_or(Ipv4Addr::LOCALHOST.into())
+}
+
 impl Sockets {
     /// All ranks call it: of two the higher one dials.
     pub fn connect(group: &Group) -> Result<Self, Error> {
         let (rank, count) = (group.rank() as usize, ranks::count(group) as usize);
-        let listener = TcpListener::bind("127.0.0.1:0")?;
+        let listener = TcpListener::bind((own_address(&group.servers()), 0))?;
         let mut blobs = vec![Vec::new(); group.world() as usize];
-        blobs[..count].fill(listener.local_addr()?.port().to_le_bytes().to_vec());
+        blobs[..count].fill(listener.local_addr()?.to_string().into_bytes());
         let told = group.exchange_blocking("sockets", blobs)?;
-        let ports: Vec<u16> =
-            taken(&told).filter_map(|b| Some(u16::from_le_bytes(b.try_into().ok()?))).collect();
         let mut sockets: Vec<_> = (0..count).map(|_| None).collect();
-        for (peer, &port) in ports.iter().enumerate().take(rank) {
-            let mut socket = TcpStream::connect(("127.0.0.1", port))?;
+        for (peer, told) in taken(&told).enumerate().take(rank) {
+            let address: SocketAddr = std::str::from_utf8(told)?.parse()?;
+            let mut socket = TcpStream::connect_timeout(&address, DIAL)
+                .map_err(|error| format!("no plain socket to rank {peer} at {address}: {error}"))?;
             socket.write_all(&(rank as u32).to_le_bytes())?;
             sockets[peer] = Some(socket);
         }
         for _ in rank + 1..count {
+            let mut dialled = libc::pollfd { fd: listener.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+            // SAFETY: one entry, which lives here.
+            if unsafe { libc::poll(&raw mut dialled, 1, 2 * DIAL.as_millis() as libc::c_int) } == 0 {
+                return Err("a rank has not dialled this one's plain socket".into());
+            }
             let (mut socket, _) = listener.accept()?;
             let mut peer = [0; 4];
             socket.read_exact(&mut peer)?;
@@ -176,7 +198,7 @@ impl Sockets {
             samples.moments.push([begin, now()]);
         }
         let all = samples.gather(group)?.unwrap_or_default();
-        Ok(spans(&all).into_iter().skip(1).map(|span| span.0 as f64 / 1e3).collect())
+        Ok(spans(&all, across_hosts(group)).into_iter().skip(1).map(|span| span.0 as f64 / 1e3).collect())
     }
 
     /// A piece to each in turn.
@@ -379,6 +401,16 @@ mod tests {
         let ordered = Shape { combine: Combine::Ordered, layout: Layout::ExpertMajor, ..SHAPE };
         assert_eq!(sent(Case::Combine, &ordered, &routings)[0], [0, 4 * 5120, 4 * 5120, 4 * 5120]);
         assert_eq!(sent(Case::Pair, &SHAPE, &routings)[0][1], 5120);
+    }
+
+    #[test]
+    fn plain_sockets_have_the_address_by_which_the_run_is_reached() {
+        let own = |servers: &[&str]| {
+            own_address(&servers.iter().map(|&server| server.to_owned()).collect::<Vec<_>>())
+        };
+        assert_eq!(own(&[]), Ipv4Addr::LOCALHOST);
+        assert_eq!(own(&["nonsense", "127.0.0.1:29700"]), Ipv4Addr::LOCALHOST);
+        assert_eq!(own(&["[::1]:29700"]), Ipv6Addr::LOCALHOST);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use super::data::{Case, Small};
 use super::{Collective, Figures, Row, Type, report};
 use crate::args::Args;
 use crate::floor::{Floor, Traffic};
-use crate::samples::{Meeting, Samples, complete, now};
+use crate::samples::{Meeting, OWN_TIMES, Samples, across_hosts, complete, now};
 use crate::wire::Reach;
 use crate::{Error, ranks};
 
@@ -29,7 +29,7 @@ pub fn measure(args: &Args, group: &Group, _local_rank: u32) -> Result<ExitCode,
             }
         }
     }
-    report(args, group, &rows, "")
+    report(args, group, &rows, if across_hosts(group) { OWN_TIMES } else { "" })
 }
 
 /// A copy of all that ranks receive out of place, from memory of the same extent; `None` if the collective computes, or
