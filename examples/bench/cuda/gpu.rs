@@ -193,16 +193,15 @@ impl Gpu {
         Ok(())
     }
 
-    /// Enqueues stores of `bytes` to each of `count` addresses, with so many SMs, or as many fewer as make their shares equal.
+    /// Enqueues stores of `bytes` to each of `count` addresses, with so many SMs.
     ///
     /// # Safety
     /// `table` holds `count` addresses of memory, of this GPU or mapped from another, with `bytes` bytes each.
     pub unsafe fn launch_store(&self, table: u64, count: u32, bytes: u64, sms: u32) -> Result<(), Error> {
         let (mut table, mut number, mut bytes) = (table, count, bytes);
-        let blocks = (sms / count).max(1) * count;
         let mut arguments = [argument(&mut table), argument(&mut number), argument(&mut bytes)];
         // SAFETY: arguments of the types that the kernel declares; the rest by this function's contract.
-        unsafe { self.launch(self.store, blocks, THREADS, &mut arguments) }
+        unsafe { self.launch(self.store, sms, THREADS, &mut arguments) }
     }
 
     /// Enqueues a reading of `bytes`, a multiple of [`CHUNK`], with so many SMs.
