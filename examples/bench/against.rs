@@ -15,9 +15,10 @@ use epwire::launch::Launch;
 
 use crate::Error;
 use crate::args::Args;
-use crate::compare::same;
+use crate::compare;
 use crate::print::print;
 use crate::report::{Row, us};
+use crate::wire::Reach;
 
 /// Runs the pairs, prints a row per case and fails if a case is slower.
 pub fn against(other: &Path, args: &Args) -> Result<ExitCode, Error> {
@@ -93,6 +94,12 @@ fn run(program: &Path, options: &[OsString]) -> Result<Vec<Row>, Error> {
     let text = String::from_utf8(output.stdout)?;
     let row = |line| serde_json::from_str(line).map_err(|error| format!("{name}: {error}: {line}").into());
     text.lines().map(row).collect()
+}
+
+/// Whether both are of one case. Paths are those that the same options lead to, and an older program may not name them.
+fn same(a: &Row, b: &Row) -> bool {
+    let plain = |row: &Row| Row { reach: Reach::default(), queue: None, ..row.clone() };
+    compare::same(&plain(a), &plain(b))
 }
 
 /// Adds a pair's rows: of the other program and of this one.
@@ -180,6 +187,7 @@ fn table(cases: &[Compared], [lowest, highest]: [usize; 2], limit: f64) -> Table
 mod tests {
     use super::*;
     use crate::cases::Case;
+    use crate::nic::Nic;
     use crate::report::tests::row;
 
     #[test]
@@ -223,6 +231,11 @@ mod tests {
     fn rows_are_matched_and_a_case_of_one_program_alone_is_an_error() {
         let mut cases = compared(&[1.0, 1.5]);
         assert_eq!((cases.len(), median(&cases[0].p50_us[1])), (1, 125.0));
+        // The older program has not said how peers are reached.
+        let reach = Reach { path: Some("queue over TCP".into()), nic: Some(Nic::Strict), wire: None };
+        let queued = Row { reach, ..row(Case::Pair, 1, 150.0, 0) };
+        add(&mut cases, [vec![row(Case::Pair, 1, 100.0, 0)], vec![queued]]).unwrap();
+        assert_eq!((cases.len(), cases[0].ratios.len()), (1, 3));
         let [one, two] = [1, 2].map(|tokens| row(Case::Pair, tokens, 1.0, 0));
         for (rows, lacks) in [
             ([vec![one.clone()], vec![one.clone(), two.clone()]], "the other program has no case pair"),
