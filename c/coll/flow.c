@@ -219,7 +219,7 @@ bool epw_read_borrowed(epw_comm *comm, epw_coll_peer *p, uint32_t carry, void *t
         /* Writer: this thread, by streaming stores. Reader: whoever sees that the job has ended. */
         if (comm->streams) epw_stream_fence();
     }
-    return still_given(comm, p, EPW_STEP_MAX);
+    return still_given(comm, p, EPW_NO_MESSAGE);
 }
 
 /* Whether the open message, if it was read from the peer's memory, was lent until the end. */

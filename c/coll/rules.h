@@ -99,12 +99,13 @@ static inline uint64_t epw_ring_to_give_back(const epw_ring *ring, uint32_t slot
 /* Whether bytes that were read from the peer's memory may be used. The peer ends all loans by a farewell, and
  * those of messages up to a number by the word CANCELLED, which is `seen.word`, before its caller may write
  * there. */
+#define EPW_NO_MESSAGE UINT64_MAX /* of a send, whose loan only the end of all loans takes back */
 static inline bool epw_ring_still_lent(epw_sight seen, uint64_t own_word, uint64_t number) {
     const uint64_t most = UINT64_C(1) << 20; /* by which a count passes that of a message in its ring */
     if (epw_rule_gone(seen, own_word) != EPW_CAUSE_NONE) return false;
     if (epw_word_epoch(seen.word) != epw_word_epoch(own_word)) return true;
     uint64_t count = epw_word_step(seen.word);
-    return count != EPW_STEP_MAX && ((count - number) & EPW_STEP_MAX) >= most;
+    return count != EPW_STEP_MAX && (number == EPW_NO_MESSAGE || ((count - number) & EPW_STEP_MAX) >= most);
 }
 
 /* ---- words of the peer ---- */

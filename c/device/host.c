@@ -72,7 +72,9 @@ static epw_status populate_piece(int fd, unsigned char *base, uint64_t offset, u
             if (errno != EINTR) return memory_error(errno, where, "fallocate", bytes);
         }
     }
-    return bad_page ? memory_error(EFAULT, where, "madvise(MADV_POPULATE_WRITE)", bytes) : EPW_OK;
+    if (bad_page && madvise(base + offset, bytes, MADV_POPULATE_WRITE))
+        return memory_error(errno, where, "madvise(MADV_POPULATE_WRITE)", bytes);
+    return EPW_OK;
 }
 
 /* Populates piece by piece; a piece takes a few milliseconds, which is how late a timeout may be. */

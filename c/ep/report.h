@@ -4,7 +4,7 @@
  * A report is a word, {epoch 23 | step 24 | last 1 | history 16}. Bit i of the history says that something
  * that ended in step - i was incomplete. `last` says that it is the writer's last report of the epoch: the
  * writer continues without some member, so no later step can be complete. Earlier steps stay visible, however
- * many follow before the next membership. */
+ * many follow before the next membership, up to 2^22. */
 #ifndef EPW_EP_REPORT_H
 #define EPW_EP_REPORT_H
 

@@ -11,6 +11,17 @@ static uint64_t with_fault(uint64_t report, uint64_t step) {
     return with_faults_of(report, epw_word(0, (uint32_t)step, 1));
 }
 
+/* The step of a report, whose lower bits it has: the latest one below `next`. */
+static uint64_t step_of(uint64_t report, uint64_t next) {
+    return next - 1 - ((next - 1 - (report >> EPW_WORD_VALUE_BITS)) & EPW_OP_MAX);
+}
+
+/* Whether it is that of a member that has reported nothing. The first report may be of any step, however
+ * late; but no member is behind by as many reports as this rank must have made for a real one to look so. */
+static bool is_none(uint64_t report, uint64_t epoch_word, uint64_t reports) {
+    return report == epw_report_none(epoch_word) && reports < UINT64_C(1) << 20;
+}
+
 static void keep_members(epw_mask *mask, const epw_mask *members) {
     for (uint32_t i = 0; i < EPW_MASK_WORDS; i++) mask->bits[i] &= members->bits[i];
 }
@@ -18,11 +29,17 @@ static void keep_members(epw_mask *mask, const epw_mask *members) {
 void epw_verdicts_begin(epw_verdicts *v, uint64_t report, uint64_t epoch_word, const epw_mask *members) {
     bool again = v->epoch_word == epoch_word && epoch_word != 0; /* it was not seen to begin */
     for (uint32_t i = EPW_PAST_EPOCHS - 1; i > 0 && !again; i--) v->past[i] = v->past[i - 1];
-    if (!again)
-        v->past[0] =
-            (epw_past){.members = v->members, .first = epw_word_step(v->epoch_word), .next = v->next};
+    if (!again) {
+        v->past[0] = (epw_past){.members = v->members,
+                                .first = epw_word_step(v->epoch_word),
+                                .next = v->next,
+                                .reports = v->reports,
+                                .ended = v->ended};
+    }
     if (v->epoch_word != 0 && !again) {
         bool of_it = epw_word_epoch(report) == epw_word_epoch(v->epoch_word);
+        if (of_it && v->ended == 0 && (epw_word_value(report) & EPW_REPORT_LAST))
+            v->past[0].ended = step_of(report, v->next) + 1;
         v->past[0].last = with_faults_of(of_it ? report : epw_report_none(v->epoch_word), v->taken_over);
     }
     for (uint32_t i = 0; i < EPW_PAST_EPOCHS; i++) keep_members(&v->past[i].members, members);
@@ -56,16 +73,10 @@ static void count(tally *t, epw_says says) {
     t->unknown |= says == EPW_SAYS_NO_MORE;
 }
 
-/* The step of a report, whose lower bits it has: the latest one below `next`. */
-static uint64_t step_of(uint64_t report, uint64_t next) {
-    return next - 1 - ((next - 1 - (report >> EPW_WORD_VALUE_BITS)) & EPW_OP_MAX);
-}
-
-/* What the report of a member says. The first report may be of any step, however late. A member without one
- * is not behind by as many reports as it takes for one to look like none. */
+/* What the report of a member of the present epoch says. */
 static epw_says says_of(const epw_verdicts *v, uint64_t report, uint64_t step) {
-    bool none = report == epw_report_none(v->epoch_word) && v->reports < UINT64_C(1) << 20;
-    if (none || epw_word_epoch(report) != epw_word_epoch(v->epoch_word)) return EPW_SAYS_NOTHING;
+    if (epw_word_epoch(report) != epw_word_epoch(v->epoch_word) || is_none(report, v->epoch_word, v->reports))
+        return EPW_SAYS_NOTHING;
     return epw_report_says(report, step);
 }
 
@@ -93,9 +104,10 @@ static uint32_t of_present(epw_verdicts *v, uint32_t rank, uint64_t step, epw_lo
  * membership did was not completed. A rank that was not a member, because it has been replaced, or that never
  * began that epoch, has no report of it, and needs none: nobody has completed a step with it. A rank that
  * began a membership in between that this rank did not begin knows better who has continued. */
-static void count_past(tally *t, const epw_verdicts *v, uint64_t last, uint32_t epoch, uint64_t step) {
-    uint32_t of = epw_word_epoch(last);
-    epw_says says = epw_report_says(last, step);
+static void count_past(tally *t, const epw_verdicts *v, const epw_past *past, uint64_t last, uint64_t step) {
+    uint32_t of = epw_word_epoch(last), epoch = epw_word_epoch(past->last);
+    bool none = is_none(last, epw_epoch_word(epoch, past->first), past->reports);
+    epw_says says = none ? EPW_SAYS_NOTHING : epw_report_says(last, step);
     if (of == epoch) count(t, says == EPW_SAYS_NOTHING ? EPW_SAYS_FAULTED : says);
     t->unknown |= of > epoch && of != epw_word_epoch(v->past[0].last);
 }
@@ -103,17 +115,17 @@ static void count_past(tally *t, const epw_verdicts *v, uint64_t last, uint32_t 
 /* Not before all members have begun the present epoch, because only then is it known whose reports count. */
 static uint32_t of_past(const epw_verdicts *v, epw_past *past, uint32_t rank, uint64_t step,
                         epw_load_reports load, const void *context) {
-    uint32_t epoch = epw_word_epoch(past->last);
     tally t = {0};
-    count_past(&t, v, past->last, epoch, step);
+    if (past->ended != 0 && step >= past->ended) return EPW_VERDICT_FAULTED;
+    count_past(&t, v, past, past->last, step);
     if (t.faulted) return EPW_VERDICT_FAULTED;
     EPW_MASK_FOR(peer, &past->members, EPW_MAX_RANKS) {
         if (peer == rank) continue;
         epw_reports of = load(context, peer);
         t.pending |= of.epoch_word != v->epoch_word;
         t.pending |= epw_word_epoch(of.last) >= epw_word_epoch(v->epoch_word); /* it begins another one */
-        count_past(&t, v, of.last, epoch, step);
-        count_past(&t, v, of.last_but_one, epoch, step);
+        count_past(&t, v, past, of.last, step);
+        count_past(&t, v, past, of.last_but_one, step);
     }
     if (t.pending) return EPW_VERDICT_PENDING;
     if (t.unknown) return EPW_VERDICT_UNKNOWN;

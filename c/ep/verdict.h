@@ -39,6 +39,8 @@ typedef struct epw_past {
     epw_mask members; /* the ranks that have belonged to all memberships since */
     uint64_t first;   /* its first step */
     uint64_t next;    /* 1 more than its last step; `first`: none has ended */
+    uint64_t reports; /* of this rank */
+    uint64_t ended;   /* as in epw_verdicts */
     uint64_t last;    /* this rank's last report of it, with faults of others added; 0: there is none */
 } epw_past;
 

@@ -269,7 +269,7 @@ typedef struct epw_plan {
     uint64_t combine_bytes;   /* combine slots of all lanes, rank-reduced */
     uint64_t ordered_bytes;   /* what `ordered` adds to them */
     uint64_t zero_copy_bytes; /* what `zero_copy` adds */
-    uint64_t window_bytes;    /* sum of the above, rounded up to pages; a GPU takes 2 MiB at a time */
+    uint64_t window_bytes;    /* sum of the above; the host takes 64 KiB at a time, a GPU 2 MiB */
     uint64_t private_bytes;   /* this rank's memory outside the window; with `threads` 0, for the threads that
                                  the library would choose now. On a GPU it is device memory; about 0.4 MB of
                                  pinned host memory, through which kernels report, are not counted */
@@ -778,7 +778,7 @@ typedef struct epw_dispatch_output {
     uint32_t nonblocking; /* for epw_dispatch_receive: as in epw_dispatch_input */
     uint32_t reserved;
     void *rows;     /* a multiple of 16: expert-major [E, M, payload]; rank-major [M, payload], source s from
-                       s*max_tokens on     (NULL: read them in place, see epw_rows_view) */
+                       s*max_tokens on (NULL: read them in place, see epw_rows_view) */
     void *scales;   /* expert-major, column-major: [E, K, M]; row-major: [E, M, K]; rank-major: the same
                        with E = 1. UE8M0 column-major: i32 [E, ceil(K/4), M], exponent of channel block b
                        in byte b%4 of word b/4, zero-padded */
@@ -1138,7 +1138,7 @@ typedef struct epw_comm_sizes {
     uint64_t control_bytes; /* signal words, and what goes with them */
     uint64_t ring_bytes;    /* rings from all ranks, for collectives and for sends */
     uint64_t heap_bytes;
-    uint64_t window_bytes; /* sum of the above; a GPU takes 2 MiB at a time */
+    uint64_t window_bytes; /* sum of the above; the host takes 64 KiB at a time, a GPU 2 MiB */
     /* Memory for peers behind queues, as in epw_plan; 0 if `paths` excludes queues. */
     uint64_t image_bytes; /* what this rank writes for them */
     uint64_t queue_bytes; /* the queues: ring_bytes of epw_plan */
@@ -1559,7 +1559,7 @@ typedef struct epw_prefill_sizes {
     uint64_t control_bytes;  /* header and signal words */
     uint64_t dispatch_bytes; /* rings of dispatched rows, of all lanes */
     uint64_t combine_bytes;  /* rings of answers, of all lanes */
-    uint64_t window_bytes;   /* sum of the above, rounded up to pages */
+    uint64_t window_bytes;   /* sum of the above; the host takes 64 KiB at a time, a GPU 2 MiB */
     uint64_t private_bytes; /* this rank's memory outside the window, as in epw_plan. On a GPU that has counts
                                for each block of a kernel: for as many as config.ep.sms permits or, if that
                                is 0, as 1024 SMs would have, more than a buffer then allocates */
@@ -1670,7 +1670,7 @@ typedef struct epw_prefill_output {
     int32_t *row_position; /* packed and expert-major [C]: which of the token's top-k, -1 as above */
     float *row_weight;     /* packed and expert-major [C]: routing weight, 0 as above */
     int32_t *row_experts;  /* dense and rank-major [C, config.ep.topk]: local expert ids, -1 where the entry
-                              lives  elsewhere, and as above */
+                              lives elsewhere, and as above */
     float *row_weights; /* dense and rank-major [C, config.ep.topk]: routing weights, 0 where the id is -1 */
     uint64_t *ranges; /* packed and expert-major [E, ranks], packed as in DeepEP: the lower 32 bits count the
                          rows of the expert from each source (0 for one that was lost), the upper 32 bits are

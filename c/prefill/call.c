@@ -488,8 +488,12 @@ epw_status epw_prefill_tend(epw_prefill *p, uint32_t index) {
     if (pthread_mutex_trylock(&lane->lock) != 0) return EPW_PENDING;
     epw_status status = EPW_OK;
     if (lane->running && epw_prefill_abandoned(lane)) {
+        lane->tended = true;
+        lane->overdue = false;
         status = epw_prefill_step(p, lane);
+        lane->tended = false;
         if (status == EPW_OK) (void)epw_prefill_end(p, lane, NULL);
+        if (status == EPW_PENDING && lane->overdue) status = EPW_OK; /* the lane's next call goes on */
     }
     epw_prefill_unlock(p, lane);
     return status;

@@ -205,7 +205,9 @@ static bool lose_silent(epw_prefill *p, epw_prefill_lane *lane, uint64_t now) {
         bool owing = is_owing(p, lane, peer);
         if (!owing) q->moved = q->clock.since = now; /* the clock of a peer that need not act is stopped */
         uint32_t cause = is_lost(p, lane, peer) ? q->gone : EPW_CAUSE_NONE;
-        if (q->gone == EPW_CAUSE_NONE && owing && now >= expiry_of(p, lane, peer)) cause = EPW_CAUSE_TIMEOUT;
+        bool late = q->gone == EPW_CAUSE_NONE && owing && now >= expiry_of(p, lane, peer);
+        lane->overdue |= late && lane->tended;
+        if (late && !lane->tended) cause = EPW_CAUSE_TIMEOUT;
         if (cause == EPW_CAUSE_NONE) continue;
         if (cause == EPW_CAUSE_FORMAT) cause = EPW_CAUSE_DROPPED; /* it is not trusted any more */
         epw_prefill_miss(p, lane, peer, cause, now);

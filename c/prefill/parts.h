@@ -138,6 +138,8 @@ typedef struct epw_prefill_lane {
     uint64_t call; /* number of the last call that was begun on the lane */
     bool running;
     bool dropped; /* given up: its routing and the caller's memory must not be used */
+    bool tended;  /* being stepped by epw_prefill_tend */
+    bool overdue; /* some peer has not come for a deadline meanwhile */
     uint32_t kind;
     epw_goal goal;
     epw_status status; /* EPW_OK, or why it has failed on this rank */
@@ -297,7 +299,9 @@ uint64_t epw_prefill_rest_ns(epw_prefill *p, epw_prefill_lane *lane, uint64_t no
 void epw_prefill_look(epw_awaited *self, bool sleeps, uint64_t now);
 
 /* Steps an operation that was given up on this lane, for peers that are still in it: EPW_PENDING until it has
- * ended, and if another thread has the lane locked. Waits for no lock, and sets no last error: call.c. */
+ * ended or no peer has come for a deadline, and if another thread has the lane locked. It gives nobody up,
+ * because peers that do not come may have given the operation up as well: if they stay away from the lane's
+ * next one too, that finds it out. Waits for no lock: call.c. */
 epw_status epw_prefill_tend(epw_prefill *p, uint32_t index);
 
 /* Runs the lane's call to its end, or for one step if non-blocking. Called locked, returns unlocked. */

@@ -60,14 +60,16 @@ impl Comm {
             return Err(Error::Invalid(Failure::new(OP, rank, text)));
         }
         let now = self.membership()?;
-        let index = index_of(mask, rank);
+        let (index, places) = (index_of(mask, rank), mask.iter().collect::<Vec<_>>());
         let made = match index {
             None => Ok(None),
             Some(index) => {
                 let size = mask.len() as u32;
                 let setting = self.inner.setting.of_subset(|ranks| renumbered(mask, ranks));
                 let make = move || Inner::made(index, size, config, setting);
-                spawn_blocking(OP, rank, make).await.map(|inner| Some(inner.below(&self.inner)))
+                let made = spawn_blocking(OP, rank, make).await;
+                made.map(|inner| Some(inner.below(&self.inner)))
+                    .map_err(|error| error.renumbered(OP, &places))
             }
         };
         if now.epoch == 0 {
@@ -101,7 +103,8 @@ impl Comm {
         self.inner.adopt(*mask, &inner);
         let decision = Decision { mask: renumbered(mask, &now.active), epoch: now.epoch, step: now.step };
         let begun = inner.clone();
-        spawn_blocking(OP, rank, move || Follower::begin(&*begun, &decision)).await?;
+        let begun = spawn_blocking(OP, rank, move || Follower::begin(&*begun, &decision)).await;
+        begun.map_err(|error| error.renumbered(OP, &places))?;
         Ok(Some(Self::of(inner)))
     }
 

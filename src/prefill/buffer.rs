@@ -76,7 +76,8 @@ impl Inner {
         self.waits.start("prefill", self.rank, &self.ffi, self.config.ep.deadline)
     }
 
-    /// After an operation was given up on this lane: the progress thread continues it until no peer is in it any more.
+    /// After an operation was given up on this lane: the progress thread continues it until no peer is in it any
+    /// more, or one has not come for a deadline.
     /// Without such a thread the lane's next call does.
     pub(super) fn tend(&self, lane: u32) {
         let lane = u64::from(lane);

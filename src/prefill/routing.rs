@@ -17,7 +17,7 @@ use crate::sys;
 /// the membership of its dispatch; [`PrefillBuffer::dispatch_into`] fills it again, in its memory.
 ///
 /// Dropping it gives up an operation that is under way. What peers still send this rank in that operation is taken and
-/// dropped by the process's progress thread, which waits for them as the operation would have. Otherwise it leaves no
+/// dropped by the process's progress thread, which waits for them at most a deadline, and gives nobody up. Otherwise it leaves no
 /// obligation towards peers: they wait for this rank only in operations that they call and this rank does not.
 #[derive(Debug)]
 pub struct Routing {

@@ -445,7 +445,7 @@ pub struct epw_plan {
     pub ordered_bytes: u64,
     /// what `zero_copy` adds
     pub zero_copy_bytes: u64,
-    /// sum of the above, rounded up to pages; a GPU takes 2 MiB at a time
+    /// sum of the above; the host takes 64 KiB at a time, a GPU 2 MiB
     pub window_bytes: u64,
     /** this rank's memory outside the window; with `threads` 0, for the threads that
 the library would choose now. On a GPU it is device memory; about 0.4 MB of
@@ -1468,7 +1468,7 @@ pub struct epw_dispatch_output {
     pub nonblocking: u32,
     pub reserved: u32,
     /** a multiple of 16: expert-major [E, M, payload]; rank-major [M, payload], source s from
-s*max_tokens on     (NULL: read them in place, see epw_rows_view)*/
+s*max_tokens on (NULL: read them in place, see epw_rows_view)*/
     pub rows: *mut ::core::ffi::c_void,
     /** expert-major, column-major: [E, K, M]; row-major: [E, M, K]; rank-major: the same
 with E = 1. UE8M0 column-major: i32 [E, ceil(K/4), M], exponent of channel block b
@@ -2082,7 +2082,7 @@ pub struct epw_comm_sizes {
     /// rings from all ranks, for collectives and for sends
     pub ring_bytes: u64,
     pub heap_bytes: u64,
-    /// sum of the above; a GPU takes 2 MiB at a time
+    /// sum of the above; the host takes 64 KiB at a time, a GPU 2 MiB
     pub window_bytes: u64,
     /// what this rank writes for them
     pub image_bytes: u64,
@@ -2947,7 +2947,7 @@ token*/
     pub dispatch_bytes: u64,
     /// rings of answers, of all lanes
     pub combine_bytes: u64,
-    /// sum of the above, rounded up to pages
+    /// sum of the above; the host takes 64 KiB at a time, a GPU 2 MiB
     pub window_bytes: u64,
     /** this rank's memory outside the window, as in epw_plan. On a GPU that has counts
 for each block of a kernel: for as many as config.ep.sms permits or, if that
@@ -3249,7 +3249,7 @@ places beyond the last row, lost sources*/
     /// packed and expert-major [C]: routing weight, 0 as above
     pub row_weight: *mut f32,
     /** dense and rank-major [C, config.ep.topk]: local expert ids, -1 where the entry
-lives  elsewhere, and as above*/
+lives elsewhere, and as above*/
     pub row_experts: *mut i32,
     /// dense and rank-major [C, config.ep.topk]: routing weights, 0 where the id is -1
     pub row_weights: *mut f32,

@@ -475,6 +475,59 @@ static void a_dropped_send_waits_for_no_receive(void) {
     close_comms(&c);
 }
 
+/* A collective that is dropped takes back what it has lent, and not what later sends lend. */
+typedef struct dropping {
+    comms c;
+    pthread_barrier_t dropped;
+    bool heap;
+} dropping;
+
+static void send_after_a_drop(uint32_t rank, void *context) {
+    dropping *d = context;
+    epw_comm *comm = d->c.of[rank];
+    void *memory = malloc(LONG);
+    if (d->heap) {
+        free(memory);
+        CHECK_OK(epw_comm_alloc(comm, LONG, &memory));
+    }
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    for (uint32_t i = 0; i < 2; i++) /* from the second one on peers may read the sender's memory */
+        CHECK_OK(epw_broadcast(comm, memory, memory, LONG, EPW_TYPE_U8, 0, NULL, &outcome));
+    epw_call call = EPW_CALL_INIT;
+    epw_work work;
+    call.work = &work;
+    if (rank == 0) {
+        CHECK_OK(epw_broadcast(comm, memory, memory, LONG, EPW_TYPE_U8, 0, &call, NULL));
+        CHECK_OK(epw_work_drop(comm, work));
+    }
+    pthread_barrier_wait(&d->dropped);
+    if (rank == 1) CHECK_OK(epw_broadcast(comm, memory, memory, LONG, EPW_TYPE_U8, 0, NULL, &outcome));
+    for (uint32_t i = 0; i < 3; i++) {
+        memset(memory, rank == 0 ? 0x70 + (int)i : 0, LONG);
+        if (rank == 0) CHECK_OK(epw_send(comm, memory, LONG, EPW_TYPE_U8, 1, i, NULL, &outcome));
+        if (rank == 1) CHECK_OK(epw_recv(comm, memory, LONG, EPW_TYPE_U8, 0, i, NULL, &outcome));
+        CHECK_MSG(!outcome.degraded, "message %u: rank %u: cause %u", i, rank, outcome.record.cause);
+        uint64_t wrong = 0;
+        for (uint64_t at = 0; at < LONG; at++) wrong += ((unsigned char *)memory)[at] != 0x70 + i;
+        CHECK_MSG(wrong == 0, "message %u: rank %u: %" PRIu64 " bytes are wrong", i, rank, wrong);
+    }
+    if (!d->heap) free(memory);
+}
+
+static void a_send_after_a_dropped_collective_is_lent(void) {
+    for (int heap = 0; heap < 2; heap++) {
+        epw_comm_config config = EPW_COMM_CONFIG_INIT;
+        config.heap_bytes = heap ? 1 << 20 : 0;
+        config.deadline_ns = 20000 * MS;
+        dropping d = {.c = open_comms(2, config), .heap = heap != 0};
+        pthread_barrier_init(&d.dropped, NULL, 2);
+        activate_comms(&d.c, 1);
+        on_all(2, send_after_a_drop, &d);
+        pthread_barrier_destroy(&d.dropped);
+        close_comms(&d.c);
+    }
+}
+
 /* Small messages, more than a ring has room for, to a rank that waits for something else: it takes them in
  * all the same. */
 typedef enum busy_with { A_BARRIER, A_BARRIER_BY_A_WORK, ANOTHER_MESSAGE, BUSY_WITH } busy_with;
@@ -719,6 +772,7 @@ int main(void) {
     a_dropped_send_to_itself_is_missing();
     a_send_that_is_dropped_before_it_is_written_is_missing();
     a_dropped_send_waits_for_no_receive();
+    a_send_after_a_dropped_collective_is_lent();
     KEEP_TIME(messages_to_a_rank_that_waits_are_taken_in());
     a_group_of_many_messages_is_exchanged();
     KEEP_TIME(a_long_read_is_done_in_pieces());

@@ -384,7 +384,6 @@ static void memory_of_a_captured_routing_is_kept_as_long_as_the_buffer(void) {
     }
 }
 
-/* Kernels would access it all the same, which ends the CUDA context. */
 /* The memory where counts go still has those of an earlier dispatch. */
 static void captured_counts_are_not_known(void) {
     epw_prefill *p = make_alone();
@@ -405,6 +404,7 @@ static void captured_counts_are_not_known(void) {
     destroy_alone(p);
 }
 
+/* Kernels would access it all the same, which ends the CUDA context. */
 static void misaligned_scales_are_refused(void) {
     epw_prefill *p = make_alone();
     epw_routing *r = make_routing(p);

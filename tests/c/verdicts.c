@@ -454,6 +454,25 @@ static void the_first_step_may_be_any(void) {
     }
 }
 
+/* A member that has reported nothing, and a first report that is so far on that its bits look like an earlier
+ * step's: also when the next membership asks. */
+static void a_late_first_step_of_a_past_membership(void) {
+    static const uint64_t late[] = {9, (UINT64_C(1) << 23) + 9, (UINT64_C(1) << 24) - 5, UINT64_C(1) << 24};
+    const epw_mask both = {{3}};
+    for (size_t i = 0; i < sizeof late / sizeof late[0]; i++) {
+        const uint64_t first = epw_epoch_word(1, 5), next = epw_epoch_word(2, late[i] + 6);
+        epw_verdicts v = {0};
+        epw_verdicts_begin(&v, 0, first, &both);
+        uint64_t report = epw_report_next(epw_report_none(first), late[i], false, false);
+        epw_verdicts_report(&v, late[i]);
+        epw_verdicts_begin(&v, report, next, &both);
+        const epw_reports none = {
+            .report = epw_report_none(next), .last = epw_report_none(first), .epoch_word = next};
+        uint32_t verdict = epw_verdicts_of(&v, 0, 1, late[i], given, &none);
+        CHECK_MSG(verdict == EPW_VERDICT_FAULTED, "step %llu: %u", (unsigned long long)late[i], verdict);
+    }
+}
+
 /* As the history of a rank that continues without another one, for as long as it may take. */
 static epw_reports of_one(const void *context, uint32_t rank) {
     (void)rank;
@@ -535,6 +554,7 @@ int main(int argc, char **argv) {
     a_rank_that_has_not_ended_a_step_faults_it();
     a_fault_outlives_the_membership();
     the_first_step_may_be_any();
+    a_late_first_step_of_a_past_membership();
     nothing_is_clean_after_a_loss();
     an_old_step_is_forgotten();
     bad_arguments_are_named();

@@ -193,7 +193,7 @@ static void refused_memory(void) {
     REQUIRE_REFUSED(epw_comm_register(comm, NULL, BYTES, &id), EPW_ERR_INVALID, "memory is");
     REQUIRE_REFUSED(epw_comm_register(comm, memory + 4, 64, &id), EPW_ERR_INVALID, "multiple of 16");
     REQUIRE_REFUSED(epw_comm_register(comm, memory, 0, &id), EPW_ERR_INVALID, "bytes is 0");
-    REQUIRE_REFUSED(epw_comm_register(comm, memory, UINT64_MAX, &id), EPW_ERR_INVALID, "bytes is");
+    REQUIRE_REFUSED(epw_comm_register(comm, memory, UINT64_MAX, &id), EPW_ERR_LIMIT, "bytes is");
     REQUIRE_REFUSED(epw_comm_register(comm, all[0].buffers[RECV], BYTES + (4 << 20), &id), EPW_ERR_INVALID,
                     "the allocation of");
     REQUIRE_REFUSED(epw_comm_register(comm, values, 64, &id), EPW_ERR_INVALID, "not memory of a GPU");

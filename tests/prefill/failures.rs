@@ -168,6 +168,27 @@ fn who_drops_a_dispatch_and_then_calls_nothing_holds_up_nobody() {
     });
 }
 
+/// As when a step is cancelled everywhere, after one rank has begun its dispatch.
+#[test]
+fn who_drops_a_dispatch_gives_up_nobody_who_does_not_come() {
+    let waited = &AtomicBool::new(false);
+    ranks(&impatient(), |buffer| {
+        let rank = buffer.rank() as usize;
+        let sent = Sent::new(0, rank);
+        let mut memory = Memory::new(LAYOUT, reference::rows(rank, LAYOUT).1);
+        if rank == LOST {
+            let pending = block_on(is_pending(pin!(buffer.dispatch(sent.input(), memory.output()))));
+            assert!(pending, "its rows fit the rings");
+            std::thread::sleep(Duration::from_secs(3));
+            waited.store(true, Ordering::Release);
+        }
+        while !waited.load(Ordering::Acquire) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(buffer.membership().unwrap().suspects, Mask::EMPTY);
+    });
+}
+
 #[test]
 fn a_sending_half_that_is_dropped_while_it_waits_is_given_up() {
     let waits = &AtomicBool::new(false);

@@ -190,7 +190,8 @@ static void take_back(epw_buffer *b, epw_lane *lane, uint32_t lent, uint64_t dea
     uint64_t began = epw_now_ns(), now = began, told = began, quiet = b->config.deadline_ns / 2;
     uint64_t generation = lane->generation;
     bool silent;
-    for (;;) { /* ends when the deadline does */
+    if (lane->host->lent == lent) lane->host->lent = 0; /* nobody else takes it back */
+    for (;;) {                                          /* ends when the deadline does */
         behind = epw_remotes_behind(&b->peers, index, now - began);
         if (behind == b->config.ranks || now - began >= deadline_ns) break;
         if (own && now - told >= quiet) {
@@ -205,7 +206,6 @@ static void take_back(epw_buffer *b, epw_lane *lane, uint32_t lent, uint64_t dea
         now = epw_now_ns();
     }
     epw_remotes_take_back(&b->peers, index, lent);
-    if (lane->host->lent == lent) lane->host->lent = 0;
     silent = now > m->spoke && epw_rule_silent(now - m->spoke, m->group_ns);
     if (!own || !(told > began || silent)) return;
     epw_lane_say_waiting(m, EPW_BEACON_NONE, 0, now);

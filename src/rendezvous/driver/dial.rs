@@ -181,16 +181,20 @@ async fn attempt(
 async fn connect(address: &str, token: Option<&Token>) -> Result<Result<TcpStream, String>, BootstrapError> {
     let mut detail = "the name has no address".to_owned();
     let candidates = match tokio::net::lookup_host(address).await {
-        Ok(candidates) => candidates.collect(),
+        Ok(candidates) => candidates.collect::<Vec<_>>(),
         Err(error) => {
             detail = error.to_string();
             Vec::new()
         }
     };
-    for candidate in &candidates {
-        require(OP, *candidate, token)?;
+    let (permitted, refused): (Vec<_>, Vec<_>) = candidates
+        .into_iter()
+        .map(|candidate| require(OP, candidate, token).map(|()| candidate))
+        .partition(Result::is_ok);
+    if let (true, Some(Err(error))) = (permitted.is_empty(), refused.into_iter().next()) {
+        return Err(error);
     }
-    Ok(match first_to_accept(candidates).await {
+    Ok(match first_to_accept(permitted.into_iter().flatten()).await {
         Some(accepted) => accepted.map_err(|error| error.to_string()),
         None => Err(detail),
     })
