@@ -485,23 +485,25 @@ typedef struct dropping {
 static void send_after_a_drop(uint32_t rank, void *context) {
     dropping *d = context;
     epw_comm *comm = d->c.of[rank];
-    void *memory = malloc(LONG);
+    void *shared = malloc(LONG), *memory = malloc(LONG); /* a peer may still be reading what is taken back */
     if (d->heap) {
+        free(shared);
         free(memory);
+        CHECK_OK(epw_comm_alloc(comm, LONG, &shared));
         CHECK_OK(epw_comm_alloc(comm, LONG, &memory));
     }
     epw_outcome outcome = EPW_OUTCOME_INIT;
     for (uint32_t i = 0; i < 2; i++) /* from the second one on peers may read the sender's memory */
-        CHECK_OK(epw_broadcast(comm, memory, memory, LONG, EPW_TYPE_U8, 0, NULL, &outcome));
+        CHECK_OK(epw_broadcast(comm, shared, shared, LONG, EPW_TYPE_U8, 0, NULL, &outcome));
     epw_call call = EPW_CALL_INIT;
     epw_work work;
     call.work = &work;
     if (rank == 0) {
-        CHECK_OK(epw_broadcast(comm, memory, memory, LONG, EPW_TYPE_U8, 0, &call, NULL));
+        CHECK_OK(epw_broadcast(comm, shared, shared, LONG, EPW_TYPE_U8, 0, &call, NULL));
         CHECK_OK(epw_work_drop(comm, work));
     }
     pthread_barrier_wait(&d->dropped);
-    if (rank == 1) CHECK_OK(epw_broadcast(comm, memory, memory, LONG, EPW_TYPE_U8, 0, NULL, &outcome));
+    if (rank == 1) CHECK_OK(epw_broadcast(comm, shared, shared, LONG, EPW_TYPE_U8, 0, NULL, &outcome));
     for (uint32_t i = 0; i < 3; i++) {
         memset(memory, rank == 0 ? 0x70 + (int)i : 0, LONG);
         if (rank == 0) CHECK_OK(epw_send(comm, memory, LONG, EPW_TYPE_U8, 1, i, NULL, &outcome));
@@ -511,7 +513,10 @@ static void send_after_a_drop(uint32_t rank, void *context) {
         for (uint64_t at = 0; at < LONG; at++) wrong += ((unsigned char *)memory)[at] != 0x70 + i;
         CHECK_MSG(wrong == 0, "message %u: rank %u: %" PRIu64 " bytes are wrong", i, rank, wrong);
     }
-    if (!d->heap) free(memory);
+    if (!d->heap) {
+        free(shared);
+        free(memory);
+    }
 }
 
 static void a_send_after_a_dropped_collective_is_lent(void) {
