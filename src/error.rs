@@ -99,10 +99,10 @@ impl From<crate::rendezvous::BootstrapError> for Error {
     }
 }
 
-impl Error {
-    /// The place and reason of an error of the data plane; `None` for errors of the bootstrap and the launch.
-    pub fn failure(&self) -> Option<&Failure> {
-        match self {
+/// Of a reference to an error, that to its place and reason.
+macro_rules! failure_of {
+    ($error:expr) => {
+        match $error {
             Self::Invalid(f)
             | Self::Limit(f)
             | Self::State(f)
@@ -115,23 +115,19 @@ impl Error {
             | Self::Peer(f) => Some(f),
             Self::Bootstrap(_) | Self::Launch(_) => None,
         }
+    };
+}
+
+impl Error {
+    /// The place and reason of an error of the data plane; `None` for errors of the bootstrap and the launch.
+    pub fn failure(&self) -> Option<&Failure> {
+        failure_of!(self)
     }
 
     /// An error of a call of a communicator's subset, whose ranks are these of the communicator, as one of `op` of the
     /// communicator.
     pub(crate) fn renumbered(mut self, op: &str, ranks: &[u32]) -> Self {
-        if let Self::Invalid(f)
-        | Self::Limit(f)
-        | Self::State(f)
-        | Self::NoMemory(f)
-        | Self::System(f)
-        | Self::NoPath(f)
-        | Self::Mismatch(f)
-        | Self::Fenced(f)
-        | Self::Timeout(f)
-        | Self::Peer(f) = &mut self
-            && f.operation != op
-        {
+        if let Some(f) = failure_of!(&mut self).filter(|f| f.operation != op) {
             let place = |index: u32| ranks.get(index as usize).copied();
             (f.rank, f.peer) = (f.rank.and_then(place), f.peer.and_then(place));
             f.text = format!("{}: {}", f.operation, f.text);

@@ -313,7 +313,7 @@ void epw_comm_take_back(epw_comm *comm, uint64_t now) {
     EPW_COMM_OTHERS(p, comm) {
         epw_ring *ring = &p->rings[EPW_CHANNEL_COLLECTIVE];
         if (!epw_ring_lends(ring)) continue;
-        uint64_t value = epw_ring_word(comm->own_word, ring->posted);
+        uint64_t value = epw_count_word(comm->own_word, ring->posted);
         post(comm, p, EPW_CHANNEL_POINT, EPW_WORD_CANCELLED, value, NULL, now);
         ring->borrowed = ring->taken;
     }
@@ -437,8 +437,8 @@ static bool lose_silent(epw_comm *comm, uint64_t now) {
         if (epw_comm_heed_mismatch(comm)) return lost;
         const epw_ring *ring = &p->rings[EPW_CHANNEL_COLLECTIVE];
         uint32_t phase = comm->running && !epw_flow_over(p) ? EPW_PHASE_COLLECTIVE : EPW_PHASE_POINT;
-        epw_comm_lose(comm, p, phase, cause, epw_ring_word(comm->own_word, ring->consumed + 1),
-                      epw_ring_word(comm->own_word, ring->seen), now);
+        epw_comm_lose(comm, p, phase, cause, epw_count_word(comm->own_word, ring->consumed + 1),
+                      epw_count_word(comm->own_word, ring->seen), now);
         lost = true;
     }
     return lost;

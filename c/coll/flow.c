@@ -469,7 +469,7 @@ static uint32_t ranges_of(epw_comm *comm, epw_coll_peer *p, uint32_t channel, ep
 
 static void post(epw_comm *comm, epw_coll_peer *p, uint32_t channel, uint32_t word, uint64_t count,
                  const epw_range *ranges, uint32_t range_count, uint64_t now) {
-    uint64_t value = epw_ring_word(comm->own_word, count);
+    uint64_t value = epw_count_word(comm->own_word, count);
     epw_signal(&comm->peers, channel, epw_coll_rank(comm, p), word, value, ranges, range_count);
     p->spoke = now;
 }

@@ -51,10 +51,6 @@ static inline bool epw_ring_begun(epw_sight seen, uint64_t own_word) {
 
 /* ---- to the peer ---- */
 
-static inline uint64_t epw_ring_word(uint64_t own_word, uint64_t count) {
-    return epw_epoch_word(epw_word_epoch(own_word), count & EPW_STEP_MAX);
-}
-
 static inline bool epw_ring_has_room(const epw_ring *ring, uint32_t slots) {
     return ring->posted - ring->taken < slots;
 }

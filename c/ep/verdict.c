@@ -16,6 +16,12 @@ static uint64_t step_of(uint64_t report, uint64_t next) {
     return next - 1 - ((next - 1 - (report >> EPW_WORD_VALUE_BITS)) & EPW_OP_MAX);
 }
 
+/* See epw_verdicts.ended, which is known once, by a report of this rank. */
+static uint64_t end_of(const epw_verdicts *v, uint64_t report) {
+    if (v->ended != 0 || !(epw_word_value(report) & EPW_REPORT_LAST)) return v->ended;
+    return step_of(report, v->next) + 1;
+}
+
 /* Whether it is that of a member that has reported nothing. The first report may be of any step, however
  * late; but no member is behind by as many reports as this rank must have made for a real one to look so. */
 static bool is_none(uint64_t report, uint64_t epoch_word, uint64_t reports) {
@@ -38,8 +44,7 @@ void epw_verdicts_begin(epw_verdicts *v, uint64_t report, uint64_t epoch_word, c
     }
     if (v->epoch_word != 0 && !again) {
         bool of_it = epw_word_epoch(report) == epw_word_epoch(v->epoch_word);
-        if (of_it && v->ended == 0 && (epw_word_value(report) & EPW_REPORT_LAST))
-            v->past[0].ended = step_of(report, v->next) + 1;
+        if (of_it) v->past[0].ended = end_of(v, report);
         v->past[0].last = with_faults_of(of_it ? report : epw_report_none(v->epoch_word), v->taken_over);
     }
     for (uint32_t i = 0; i < EPW_PAST_EPOCHS; i++) keep_members(&v->past[i].members, members);
@@ -85,7 +90,7 @@ static uint32_t of_present(epw_verdicts *v, uint32_t rank, uint64_t step, epw_lo
                            const void *context) {
     uint64_t own = load(context, rank).report;
     if (v->ended == 0 && says_of(v, own, step) == EPW_SAYS_NOTHING) return EPW_VERDICT_PENDING;
-    if (v->ended == 0 && (epw_word_value(own) & EPW_REPORT_LAST)) v->ended = step_of(own, v->next) + 1;
+    v->ended = end_of(v, own);
     /* The report stays as it is, and the lower bits of later steps will pass its own. */
     if (v->ended != 0 && step >= v->ended) return EPW_VERDICT_FAULTED;
     v->taken_over = with_faults_of(own & ~(uint64_t)EPW_WORD_VALUE_MAX, v->taken_over);

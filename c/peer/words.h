@@ -41,6 +41,10 @@ EPW_INLINE uint32_t epw_word_epoch(uint64_t word) {
 EPW_INLINE uint64_t epw_word_step(uint64_t epoch_word) {
     return epoch_word & EPW_STEP_MAX;
 }
+/* A count, modulo 2^41, in the epoch of this rank's own word. */
+EPW_INLINE uint64_t epw_count_word(uint64_t own_word, uint64_t count) {
+    return epw_epoch_word(epw_word_epoch(own_word), count & EPW_STEP_MAX);
+}
 EPW_INLINE uint32_t epw_word_value(uint64_t word) {
     return (uint32_t)word & EPW_WORD_VALUE_MAX;
 }

@@ -131,10 +131,6 @@ EPW_INLINE bool epw_ring_returns(const epw_row_ring *ring, uint64_t slots, bool 
     return news > 0 && (rests || news >= slots / 4);
 }
 
-EPW_INLINE uint64_t epw_count_word(uint64_t own_word, uint64_t count) {
-    return epw_epoch_word(epw_word_epoch(own_word), count & EPW_STEP_MAX);
-}
-
 /* Updates *count, at most to `most`, by a word of this epoch. */
 EPW_INLINE epw_heard epw_count_hear(uint64_t *count, uint64_t most, uint64_t word, uint64_t own_word) {
     if (epw_word_epoch(word) != epw_word_epoch(own_word)) return EPW_HEARD_NOTHING;

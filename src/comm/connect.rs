@@ -156,17 +156,18 @@ impl Inner {
         let of = |number: u32, mask: &Mask| {
             parts.iter().find(|part| (part.number, part.mask) == (number, *mask)).map(|part| part.bytes)
         };
-        // A rank that has just dropped one of several of the same mask numbers the others anew.
-        let alike = |subset: &Subset| {
-            let theirs = parts.iter().filter(|part| part.number > 0 && part.mask == subset.mask).count();
-            theirs == self.subsets().iter().filter(|own| own.mask == subset.mask).count()
+        let subsets = self.subsets();
+        // When a rank drops one of several subsets with the same mask, the numbers of the later ones change there.
+        let alike = |mask: &Mask| {
+            let theirs = parts.iter().filter(|part| part.number > 0 && part.mask == *mask).count();
+            theirs == subsets.iter().filter(|own| own.mask == *mask).count()
         };
         let began = Instant::now();
         self.ffi.connect(peer, of(0, &Mask::EMPTY).unwrap_or_default(), timeout)?;
-        for subset in self.subsets() {
+        for subset in &subsets {
             let Some(index) = subset.index_of(peer) else { continue };
-            let Some(bytes) = of(subset.number, &subset.mask).filter(|_| alike(&subset)) else {
-                let Subset { number, mask, .. } = &subset;
+            let Subset { number, mask, .. } = subset;
+            let Some(bytes) = of(*number, mask).filter(|_| alike(mask)) else {
                 let text = format!(
                     "it has not as many subsets of ranks {mask} of this communicator as this rank, or lacks number {number}"
                 );
