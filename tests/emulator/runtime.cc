@@ -14,6 +14,7 @@
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -143,14 +144,11 @@ struct CUstream_st {
     std::condition_variable changed;
     std::deque<Work> queue;
     uint64_t put = 0, ran = 0;
-    bool ends = false, ended = false;
+    bool ends = false;
     std::shared_ptr<Capture> capture; // null: it is not captured
     size_t branch = 0;
 
-    explicit CUstream_st(int of) : device(of) {
-        pthread_t thread;
-        start_thread(new Work([this] { serve(); }), true, &thread);
-    }
+    explicit CUstream_st(int of) : device(of) {}
 
     void serve() {
         emulated::set_current_device(device);
@@ -167,9 +165,6 @@ struct CUstream_st {
             ran++;
             changed.notify_all();
         }
-        ended = true;
-        guard.unlock();
-        delete this;
     }
 
     void enqueue(Work work) {
@@ -203,13 +198,20 @@ struct CUgraphExec_st {
 
 namespace {
 
+// A stream is kept by its thread, by this list until it is destroyed, and by who waits for all of a device's streams.
+using Stream = std::shared_ptr<CUstream_st>;
+
 std::mutex streams_lock;
-std::vector<cudaStream_t> streams; // all that exist
+std::vector<Stream> streams;
 cudaStream_t defaults[64];
 
-void add_stream(cudaStream_t stream) {
-    const std::lock_guard<std::mutex> guard(streams_lock);
+// Called with the lock held.
+cudaStream_t add_stream(int device) {
+    const auto stream = std::make_shared<CUstream_st>(device);
+    pthread_t thread;
+    start_thread(new Work([stream] { stream->serve(); }), true, &thread);
     streams.push_back(stream);
+    return stream.get();
 }
 
 // The default stream is one of its own for each device, and does not wait for the others: epwire's tests use streams that do not
@@ -218,22 +220,18 @@ cudaStream_t resolve(cudaStream_t stream) {
     if (uintptr_t(stream) > 2) return stream;
     const int device = emulated::current_device();
     const std::lock_guard<std::mutex> guard(streams_lock);
-    if (defaults[device] == nullptr) {
-        defaults[device] = new CUstream_st(device);
-        streams.push_back(defaults[device]);
-    }
+    if (defaults[device] == nullptr) defaults[device] = add_stream(device);
     return defaults[device];
 }
 
 void finish_device(int device) {
-    std::vector<cudaStream_t> all;
+    std::vector<Stream> all;
     {
         const std::lock_guard<std::mutex> guard(streams_lock);
-        for (cudaStream_t s : streams) {
-            if (s->device == device) all.push_back(s);
-        }
+        std::copy_if(streams.begin(), streams.end(), std::back_inserter(all),
+                     [&](const Stream &s) { return s->device == device; });
     }
-    for (cudaStream_t s : all) s->finish();
+    for (const Stream &s : all) s->finish();
 }
 
 cudaError_t copy(void *to, const void *from, size_t bytes, cudaStream_t stream, bool waits) {
@@ -477,17 +475,21 @@ cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stre
 // ---- Streams and events
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned) {
-    *out = new CUstream_st(emulated::current_device());
-    add_stream(*out);
+    const std::lock_guard<std::mutex> guard(streams_lock);
+    *out = add_stream(emulated::current_device());
     return cudaSuccess;
 }
 cudaError_t cudaStreamCreate(cudaStream_t *out) { return cudaStreamCreateWithFlags(out, 0); }
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *out, unsigned flags, int) { return cudaStreamCreateWithFlags(out, flags); }
 // What it was given is still done.
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+    Stream kept;
     {
         const std::lock_guard<std::mutex> guard(streams_lock);
-        std::erase(streams, stream);
+        const auto found = std::find_if(streams.begin(), streams.end(), [&](const Stream &s) { return s.get() == stream; });
+        if (found == streams.end()) return done(cudaErrorInvalidResourceHandle);
+        kept = *found;
+        streams.erase(found);
     }
     const std::lock_guard<std::mutex> guard(stream->lock);
     stream->ends = true;
