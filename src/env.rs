@@ -57,7 +57,7 @@ pub const IFNAME: &str = "EPWIRE_IFNAME";
 pub const TOKEN: &str = "EPWIRE_TOKEN";
 /// File that holds the shared secret.
 pub const TOKEN_FILE: &str = "EPWIRE_TOKEN_FILE";
-/// Paths by which peers may be reached.
+/// Paths by which the peers of buffers and communicators may be reached, instead of those that the program permits.
 pub const PATHS: &str = "EPWIRE_PATHS";
 /// What drains queues.
 pub const NIC: &str = "EPWIRE_NIC";
@@ -152,8 +152,9 @@ pub const VARIABLES: &[Variable] = &[
     Variable {
         name: PATHS,
         default: "as the program says",
-        doc: "Paths by which the peers of all buffers may be reached, instead of those that the program permits: some of \
-              `thread`, `shm`, `vmm`, `ipc`, `queue`, separated by commas. `queue` alone sends everything through queues.",
+        doc: "Paths by which the peers of all buffers and communicators may be reached, instead of those that the program \
+              permits: some of `thread`, `shm`, `vmm`, `ipc`, `queue`, separated by commas, or `none`. `queue` alone sends \
+              everything through queues.",
     },
     Variable {
         name: NIC,
@@ -238,8 +239,8 @@ pub const VARIABLES: &[Variable] = &[
     Variable {
         name: PORTS,
         default: "any",
-        doc: "Ports on which ranks listen for ranks of other hosts, `first-last`. The queues of each rank take one per address; \
-              with feature `succession` the server of each rank except 0 takes one more.",
+        doc: "Ports on which ranks listen for ranks of other hosts, `first-last`, or a single one. The queues of each rank \
+              take one per address; with feature `succession` the server of each rank except 0 takes one more.",
     },
     Variable {
         name: ISA,

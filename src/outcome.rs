@@ -32,7 +32,8 @@ pub struct Outcome {
     pub record: Option<ErrorRecord>,
     /// In a degraded operation, the active peers that this rank had given up in this epoch when it looked at the
     /// outcome, [`Membership::suspects`](crate::Membership::suspects). Those in `missing` but not here take part in the
-    /// next operation again.
+    /// next operation again. On a GPU this rank itself may be among them: its kernels were kept off the GPU for a
+    /// deadline, and it continues without its own experts.
     pub suspects: Mask,
     /// Those of `suspects` that the program is told of for the first time: no earlier outcome of this buffer or
     /// communicator has named them in this epoch, and the program has not [revoked](crate::Group::revoke) them. A

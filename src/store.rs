@@ -19,7 +19,8 @@ use crate::rendezvous::{Blob, BootstrapError};
 /// `Send` and `Sync`. Each operation is a future that needs no particular runtime, and has a `_blocking` form for plain
 /// threads, which gives [`BootstrapError::BlockingInAsync`] on a thread of an async runtime. Errors common to all:
 /// [`BootstrapError::ServerLost`], [`BootstrapError::NoQuorum`], and [`BootstrapError::Limit`] for a key or value that
-/// is too long.
+/// is too long, a store that is full ([`MAX_STORE_BYTES`]), more than 4,096 keys or 2 MiB of values in one wait, and more
+/// than 64 waits of one connection.
 #[derive(Clone, Debug)]
 pub struct Store {
     client: Client,

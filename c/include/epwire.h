@@ -227,19 +227,19 @@ typedef struct epw_config {
                          outputs and the window. All ranks use the host, or all use GPUs */
     uint32_t sms; /* CUDA: the most SMs that the kernels of all lanes take together, one thread block on each,
                      at most 1024; 0: all SMs of the GPU that no other buffer or communicator of this process
-                     has. Kernels that wait for peers must all fit on the GPU at the same time: otherwise one
-                     keeps off the GPU another that a peer waits for, until the deadline. The SMs therefore
-                     belong to this buffer until it is destroyed, and a buffer that does not fit is refused
-                     with EPW_ERR_LIMIT, which names the holders and how many each has. What other processes
-                     take of the GPU is not counted */
+                     has. All kernels that wait for peers must be resident at once: otherwise a kernel that
+                     waits can keep another one from starting, and the peers that need that other one wait
+                     until the deadline. The SMs therefore belong to this buffer until it is destroyed, and a
+                     buffer that does not fit is refused with EPW_ERR_LIMIT, which names the holders and how
+                     many each has. What other processes take of the GPU is not counted */
     uint32_t queue_depth; /* least number of entries of a queue, a power of two from EPW_QUEUE_DEPTH_MIN to
                              EPW_QUEUE_DEPTH_MAX; 0: queue_depth of the fabric, if there is one. Lets a plan
                              be made before the fabric exists */
     uint64_t deadline_ns; /* a peer silent for so long is given up: 1 ms to 1 day */
     epw_fabric *fabric;   /* reaches the peers behind queues. It belongs to this rank and must outlive the
                              buffer. NULL: no peer is reached by a queue. With a fabric, and EPW_PATH_QUEUE in
-                             `paths`, max_tokens is at most 16254, and a buffer on a GPU also takes pinned
-                             host memory: see epw_plan */
+                             `paths`, max_tokens of decode is at most 16254, and a buffer on a GPU also takes
+                             pinned host memory: see epw_plan */
 } epw_config;
 
 #define EPW_CONFIG_VERSION 1
@@ -449,8 +449,9 @@ typedef struct epw_buffer epw_buffer;
 /* The most bytes that an exported blob takes. */
 #define EPW_BLOB_MAX 1024
 
-/* Allocates the window and starts the rank's threads. EPW_ERR_INVALID also if the environment variable
- * EPWIRE_ISA names an instruction set that is unknown or cannot run here. config [in], out [out]. */
+/* Allocates the window and starts the rank's threads. EPW_ERR_INVALID also if an environment variable cannot
+ * be followed: EPWIRE_ISA names an instruction set that is unknown or cannot run here, EPWIRE_LOG is no list
+ * of levels, or the file of EPWIRE_LOG_FILE cannot be opened. config [in], out [out]. */
 EPW_API epw_status epw_buffer_create(const epw_config *config, epw_buffer **out);
 
 /* Tells active peers that this rank leaves, ends its threads, unmaps the peers and frees the window. No other
@@ -715,7 +716,8 @@ typedef struct epw_error_record {
 /* How an operation ended: complete, or without the rows of some peers. */
 typedef struct epw_outcome {
     uint32_t size;
-    uint32_t degraded;       /* 0: every active peer took part; 1: see missing */
+    uint32_t degraded;       /* 0: every active peer took part; 1: see missing, which may be empty, and
+                                record.cause */
     epw_mask missing;        /* active peers whose part of this operation is absent */
     epw_error_record record; /* record.cause is EPW_CAUSE_NONE if complete */
 } epw_outcome;
@@ -1100,13 +1102,13 @@ typedef struct epw_comm_config {
     uint32_t size;       /* sizeof(epw_comm_config) */
     uint32_t version;    /* EPW_COMM_CONFIG_VERSION */
     uint32_t rank;       /* [0, ranks) */
-    uint32_t ranks;      /* [1, EPW_MAX_RANKS] */
+    uint32_t ranks;      /* [1, EPW_MAX_RANKS]; CUDA: at most 256 */
     uint32_t slots;      /* slots of the ring from one rank to another, a power of two in [2, 256]; 0: 8 */
     uint32_t slot_bytes; /* payload of a slot, a multiple of 64 in [64, 2^24]; 0: such that the rings of all
                             ranks take 16 MiB together, but at least 1 KiB and at most 32 KiB */
     uint32_t paths;      /* permitted EPW_PATH_* bits; EPW_PATH_ALL: any */
     int32_t device; /* EPW_DEVICE_HOST, or the CUDA ordinal of the GPU whose memory is sent and received */
-    uint64_t heap_bytes;  /* for epw_comm_alloc, the same on all ranks */
+    uint64_t heap_bytes;  /* for epw_comm_alloc, the same on all ranks, at most 2^44 */
     uint64_t deadline_ns; /* a peer silent for so long is given up: 1 ms to 1 day */
     epw_fabric *fabric;   /* as in epw_config; CUDA: see above */
     uint32_t sms; /* CUDA: the most thread blocks of a kernel, [1, 64], the same on all ranks; 0: 32, or 8
@@ -1420,8 +1422,9 @@ typedef struct epw_call {
 EPW_API void epw_call_init(epw_call *call);
 
 /* Begins `count` operations, which progress together: sends that cross do not wait for each other.
- * Collectives among them keep their order. A refused call has no effect. outcome [out], of all of them, may
- * be NULL; it is filled by the call that sees the end. */
+ * Collectives among them keep their order. At most 65536 operations, on GPUs at most 48 sends and receives,
+ * which are for at most 4 peers per SM of the communicator. A refused call has no effect. outcome [out], of
+ * all of them, may be NULL; it is filled by the call that sees the end. */
 EPW_API epw_status epw_group(epw_comm *comm, const epw_coll *ops, size_t count, const epw_call *call,
                              epw_outcome *outcome);
 
@@ -1531,7 +1534,8 @@ enum {
  * ordered combine needs no reservation. max_tokens is the most tokens of a rank in one operation. */
 typedef struct epw_prefill_config {
     uint32_t size;        /* sizeof(epw_prefill_config) */
-    uint32_t ring_tokens; /* slots of the ring from one rank to another, [1, EPW_MAX_TOKENS + 1], equal on
+    uint32_t ring_tokens; /* slots of the ring from one rank to another, [1, EPW_MAX_TOKENS + 1], with
+                             EPW_PATH_QUEUE at most 16248, equal on
                              every rank; 0: EPW_PREFILL_RING_TOKENS, on GPUs EPW_PREFILL_RING_TOKENS_GPU;
                              fewer if max_tokens is less, or if the windows would exceed 256 MiB, but at least
                              16 */

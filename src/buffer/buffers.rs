@@ -7,7 +7,8 @@ use crate::config::{EpConfig, Layout, Payload, Plan, RowShape};
 use crate::error::{Error, Failure, Result};
 use crate::tensor::{Element, HostBuffer, TensorMut};
 
-/// Memory for all outputs of a dispatch in one layout, allocated once and used many times.
+/// Memory for the outputs of a dispatch in one layout, allocated once and used many times. What a program may ask for
+/// besides (packed ranges, expert totals, times waited) is added to the [`DispatchOutput`] that it gives.
 #[derive(Debug)]
 pub struct DispatchBuffers {
     layout: Layout,

@@ -30,7 +30,7 @@ use crate::sys;
 )]
 #[non_exhaustive]
 pub struct EpConfig {
-    /// The most tokens per rank and operation, up to 65,536; up to 16,254 with queues.
+    /// The most tokens per rank and operation, up to 65,536; in decode up to 16,254 with queues.
     pub max_tokens: u32,
     /// Channels of a token, a multiple of 8 (of 128 for FP8), up to 2^24.
     pub hidden: u32,
@@ -61,10 +61,10 @@ pub struct EpConfig {
     /// Where tokens, outputs and the window are; the host by default. All ranks use the host, or all use GPUs.
     pub device: Device,
     /// The most SMs that the kernels of all lanes use together, with one thread block on each; 0: all SMs of the GPU
-    /// that no other buffer or communicator of this process has reserved. Kernels that wait for peers must fit on the
-    /// GPU together: otherwise one keeps another off the GPU for which a peer waits, until the deadline. So the SMs are
-    /// reserved for this buffer until it is dropped, and a buffer that does not fit is refused with
-    /// [`Error::Limit`](crate::Error::Limit), which names the holders of SMs. What other processes run on the GPU is
+    /// that no other buffer or communicator of this process has reserved. All kernels that wait for peers must be
+    /// resident at once: otherwise a kernel that waits can keep another one from starting, and the peers that need that
+    /// other one wait until the deadline. So the SMs are reserved for this buffer until it is dropped, and a buffer that
+    /// does not fit is refused with [`Error::Limit`](crate::Error::Limit), which names the holders of SMs. What other processes run on the GPU is
     /// not limited by this. No effect on the host.
     pub sms: u32,
     /// The limit of every wait for a peer, 1 ms to 1 day. Ranks that wait for each other send each other beacons, which

@@ -30,7 +30,7 @@ pub enum Path {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Wire {
-    /// A socket of this host.
+    /// Memory that two processes of this host share; a Unix socket only sets it up.
     Local,
     /// TCP.
     Tcp,

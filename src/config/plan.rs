@@ -51,6 +51,10 @@ impl Plan {
     /// Checks the configuration for a group of `ranks` ranks and computes its plan. Errors name the field and the
     /// limit. Queues have at least the depth that `EPWIRE_QUEUE_DEPTH` asks for; a value of it or of `EPWIRE_RINGS` that
     /// nobody accepts is an error too.
+    ///
+    /// Neither `EPWIRE_PATHS` nor where the members are is known here: for several hosts, plan with
+    /// `paths(Paths::default().queue(true))`, since buffers whose `paths` are the default get queues there. A buffer
+    /// that exists says by [`EpBuffer::plan`](crate::EpBuffer::plan) what it has.
     pub fn new(config: &EpConfig, ranks: u32) -> Result<Self> {
         Self::with(config, ranks, QueueMemory::read()?)
     }

@@ -10,7 +10,7 @@ use super::change::{Progress, Step};
 use super::follower::Follower;
 use super::member::Group;
 use crate::cause::Cause;
-use crate::error::{Error, Failure};
+use crate::error::Error;
 use crate::mask::Mask;
 use crate::names::names;
 use crate::rendezvous::BootstrapError;
@@ -206,16 +206,18 @@ impl Group {
     /// Ends waits for these ranks, as [`EpBuffer::revoke`](crate::EpBuffer::revoke) does, in all buffers and
     /// communicators that were created with this group: what one of them has found out
     /// ([`Outcome::suspects`](crate::Outcome::suspects)) costs the others no deadline. The group has to be told nothing:
-    /// it finds out by itself who continues. Callable from any thread, and waits for nothing.
+    /// it finds out by itself who continues. This rank itself, which suspects itself if its kernels were kept off its
+    /// GPU, is left out. Callable from any thread, and waits for nothing.
     ///
-    /// Errors: [`Error::Invalid`](crate::Error::Invalid) if this rank is among them; then nothing is revoked.
+    /// Errors: [`Error::Invalid`](crate::Error::Invalid) for ranks that a buffer or communicator does not have.
     pub fn revoke(&self, ranks: &Mask) -> Result<(), Error> {
-        if ranks.contains(self.rank()) {
-            let text = "ranks contain this rank; leave by Group::leave or Group::retire";
-            return Err(Error::Invalid(Failure::new("revoke", self.rank(), text)));
-        }
-        let told =
-            self.inner.course.followers().into_iter().map(|follower| follower.revoke(ranks, Cause::Revoked));
+        let others = ranks.without(self.rank());
+        let told = self
+            .inner
+            .course
+            .followers()
+            .into_iter()
+            .map(|follower| follower.revoke(&others, Cause::Revoked));
         told.fold(Ok(()), Result::and) // all are told, whatever the first says
     }
 

@@ -14,7 +14,8 @@ pub struct Membership {
     /// The ranks that take part.
     pub active: Mask,
     /// Active ranks that have been given up since then: nothing is sent to them or awaited from them until the next
-    /// membership.
+    /// membership. On a GPU this rank itself may be among them, see
+    /// [`Outcome::suspects`](crate::Outcome::suspects).
     pub suspects: Mask,
     /// Suspects that this rank itself has seen silent for a whole deadline. It has only been told of the others, which
     /// is no evidence that they have failed.

@@ -33,7 +33,7 @@ pub struct PrefillConfig {
     pub ep: EpConfig,
     /// Slots of the ring from one rank to another, one row each, equal on all ranks. 0, the default, means 512 on the
     /// host and 2048 on GPUs, but fewer if `max_tokens` is smaller, or if a window would exceed 256 MiB (then at least
-    /// 16).
+    /// 16). From 1 to 65,537, with queues to 16,248.
     pub ring_tokens: u32,
 }
 

@@ -321,11 +321,11 @@ outputs and the window. All ranks use the host, or all use GPUs*/
     pub device: i32,
     /** CUDA: the most SMs that the kernels of all lanes take together, one thread block on each,
 at most 1024; 0: all SMs of the GPU that no other buffer or communicator of this process
-has. Kernels that wait for peers must all fit on the GPU at the same time: otherwise one
-keeps off the GPU another that a peer waits for, until the deadline. The SMs therefore
-belong to this buffer until it is destroyed, and a buffer that does not fit is refused
-with EPW_ERR_LIMIT, which names the holders and how many each has. What other processes
-take of the GPU is not counted*/
+has. All kernels that wait for peers must be resident at once: otherwise a kernel that
+waits can keep another one from starting, and the peers that need that other one wait
+until the deadline. The SMs therefore belong to this buffer until it is destroyed, and a
+buffer that does not fit is refused with EPW_ERR_LIMIT, which names the holders and how
+many each has. What other processes take of the GPU is not counted*/
     pub sms: u32,
     /** least number of entries of a queue, a power of two from EPW_QUEUE_DEPTH_MIN to
 EPW_QUEUE_DEPTH_MAX; 0: queue_depth of the fabric, if there is one. Lets a plan
@@ -335,8 +335,8 @@ be made before the fabric exists*/
     pub deadline_ns: u64,
     /** reaches the peers behind queues. It belongs to this rank and must outlive the
 buffer. NULL: no peer is reached by a queue. With a fabric, and EPW_PATH_QUEUE in
-`paths`, max_tokens is at most 16254, and a buffer on a GPU also takes pinned
-host memory: see epw_plan*/
+`paths`, max_tokens of decode is at most 16254, and a buffer on a GPU also takes
+pinned host memory: see epw_plan*/
     pub fabric: *mut epw_fabric,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
@@ -791,8 +791,9 @@ pub struct epw_buffer {
     _unused: [u8; 0],
 }
 unsafe extern "C" {
-    /** Allocates the window and starts the rank's threads. EPW_ERR_INVALID also if the environment variable
- EPWIRE_ISA names an instruction set that is unknown or cannot run here. config [in], out [out].*/
+    /** Allocates the window and starts the rank's threads. EPW_ERR_INVALID also if an environment variable cannot
+ be followed: EPWIRE_ISA names an instruction set that is unknown or cannot run here, EPWIRE_LOG is no list
+ of levels, or the file of EPWIRE_LOG_FILE cannot be opened. config [in], out [out].*/
     pub fn epw_buffer_create(
         config: *const epw_config,
         out: *mut *mut epw_buffer,
@@ -1275,7 +1276,8 @@ const _: () = {
 #[derive(Debug, Default, Copy, Clone)]
 pub struct epw_outcome {
     pub size: u32,
-    /// 0: every active peer took part; 1: see missing
+    /** 0: every active peer took part; 1: see missing, which may be empty, and
+record.cause*/
     pub degraded: u32,
     /// active peers whose part of this operation is absent
     pub missing: epw_mask,
@@ -1977,7 +1979,7 @@ pub struct epw_comm_config {
     pub version: u32,
     /// [0, ranks)
     pub rank: u32,
-    /// [1, EPW_MAX_RANKS]
+    /// [1, EPW_MAX_RANKS]; CUDA: at most 256
     pub ranks: u32,
     /// slots of the ring from one rank to another, a power of two in [2, 256]; 0: 8
     pub slots: u32,
@@ -1988,7 +1990,7 @@ ranks take 16 MiB together, but at least 1 KiB and at most 32 KiB*/
     pub paths: u32,
     /// EPW_DEVICE_HOST, or the CUDA ordinal of the GPU whose memory is sent and received
     pub device: i32,
-    /// for epw_comm_alloc, the same on all ranks
+    /// for epw_comm_alloc, the same on all ranks, at most 2^44
     pub heap_bytes: u64,
     /// a peer silent for so long is given up: 1 ms to 1 day
     pub deadline_ns: u64,
@@ -2666,8 +2668,9 @@ unsafe extern "C" {
 }
 unsafe extern "C" {
     /** Begins `count` operations, which progress together: sends that cross do not wait for each other.
- Collectives among them keep their order. A refused call has no effect. outcome [out], of all of them, may
- be NULL; it is filled by the call that sees the end.*/
+ Collectives among them keep their order. At most 65536 operations, on GPUs at most 48 sends and receives,
+ which are for at most 4 peers per SM of the communicator. A refused call has no effect. outcome [out], of
+ all of them, may be NULL; it is filled by the call that sees the end.*/
     pub fn epw_group(
         comm: *mut epw_comm,
         ops: *const epw_coll,
@@ -2883,7 +2886,8 @@ pub const EPW_DENSE: u32 = 3;
 pub struct epw_prefill_config {
     /// sizeof(epw_prefill_config)
     pub size: u32,
-    /** slots of the ring from one rank to another, [1, EPW_MAX_TOKENS + 1], equal on
+    /** slots of the ring from one rank to another, [1, EPW_MAX_TOKENS + 1], with
+EPW_PATH_QUEUE at most 16248, equal on
 every rank; 0: EPW_PREFILL_RING_TOKENS, on GPUs EPW_PREFILL_RING_TOKENS_GPU;
 fewer if max_tokens is less, or if the windows would exceed 256 MiB, but at least
 16*/

@@ -22,7 +22,8 @@ pub struct ServerOptions {
     pub token: Option<Token>,
     /// Longest time from the first join until all ranks are there.
     pub join_deadline: Duration,
-    /// Heartbeats and the handshake.
+    /// Heartbeats and the handshake. The lease is that of the members
+    /// ([`GroupOptions::heartbeat`](crate::group::GroupOptions::heartbeat)).
     pub heartbeat: Heartbeat,
     /// A file that keeps the run: a server started with it again continues where the former one ended, and members come
     /// back to it. Everything is on disk before it is answered. Only one server at a time may use the file.
@@ -59,7 +60,8 @@ setters!(ServerOptions {
 });
 
 impl ServerOptions {
-    /// A run of `world` ranks: no token, 120 s to come together, 64 handshakes at a time, four connections per rank.
+    /// A run of `world` ranks: no token, 120 s to come together, 64 handshakes at a time, 64 connections and four
+    /// more per rank.
     pub fn new(run_id: impl Into<String>, world: u32) -> Self {
         Self {
             run_id: run_id.into(),
