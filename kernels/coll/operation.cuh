@@ -104,6 +104,11 @@ __device__ __forceinline__ Come look_at_call(Collective &c, uint32_t peer) {
     return Come::kStop;
 }
 
+// Whether it has arrived, without a look at what it says.
+__device__ __forceinline__ bool has_told_call(const Collective &c, uint32_t peer) {
+    return packet_at(c, call_of(c, peer)).tag == c.tag;
+}
+
 // ---- waits ----
 
 // The base of what `source` writes here, indexed by window offset.
@@ -114,17 +119,16 @@ template <typename C> __device__ __forceinline__ const uint64_t *notice_from(con
     return reinterpret_cast<const uint64_t *>(base_of(c, source) + epw_coll_notice(&c.args.at, source, 0));
 }
 
-// Waits until `come()`, or gives the peer up. A long wait also looks at the peer's call, because after a different call the
-// awaited data may never come; and, less often, at its notice, because the peer may have stopped for calls of others. The notice
-// is loaded before the data: if the peer has stopped in a later operation, what it sent in this one is then found.
-template <typename C, typename Look>
-__device__ __forceinline__ bool await_peer(C &c, uint32_t peer, uint64_t expected, const Look &come) {
-    constexpr uint32_t kLooks = 256, kLooksPerNotice = 8;
-#pragma unroll 1
-    for (uint32_t i = 0; i < kLooks; i++) {
-        if (come()) return true;
-    }
-    return await_long<C::kPosts>(c, c.phase, peer, expected, [&](uint32_t look) {
+// A look of a long wait. It is also at the peer's call, because after a different call the awaited data may never come; and, less
+// often, at its notice, because the peer may have stopped for calls of others. The notice is loaded before the data: if the peer
+// has stopped in a later operation, what it sent in this one is then found.
+template <typename C, typename Look> struct LookAtAll {
+    C &c;
+    const Look &come;
+    uint32_t peer;
+
+    __device__ __forceinline__ Come operator()(uint32_t look) const {
+        constexpr uint32_t kLooksPerNotice = 8;
         const uint64_t *notice = notice_from(c, peer);
         const uint64_t tag = look % kLooksPerNotice == 0 ? count_at(&notice[EPW_COLL_NOTICE_TAG]) : 0;
         if (come()) return Come::kYes;
@@ -135,7 +139,20 @@ __device__ __forceinline__ bool await_peer(C &c, uint32_t peer, uint64_t expecte
         }
         if (c.phase == EPW_PHASE_COLLECTIVE && look_at_call(c, peer) == Come::kStop) return Come::kStop;
         return epw_word_epoch(tag) == c.epoch && heed_notice(c, notice, tag) ? Come::kStop : Come::kNotYet;
-    });
+    }
+    // A send or a receive tells no call.
+    __device__ __forceinline__ bool has_begun() const { return c.phase != EPW_PHASE_COLLECTIVE || has_told_call(c, peer); }
+};
+
+// Waits until `come()`, or gives the peer up.
+template <typename C, typename Look>
+__device__ __forceinline__ bool await_peer(C &c, uint32_t peer, uint64_t expected, const Look &come) {
+    constexpr uint32_t kLooks = 256;
+#pragma unroll 1
+    for (uint32_t i = 0; i < kLooks; i++) {
+        if (come()) return true;
+    }
+    return await_long<C::kPosts, true>(c, c.phase, peer, expected, LookAtAll<C, Look>{c, come, peer});
 }
 
 // Whether the count that `source` has written at `offset` is at least `count`.

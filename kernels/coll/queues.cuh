@@ -105,6 +105,10 @@ __device__ __forceinline__ Come look_at_call(QueuedCollective &c, uint32_t peer)
     return Come::kStop;
 }
 
+__device__ __forceinline__ bool has_told_call(const QueuedCollective &c, uint32_t peer) {
+    return count_at(&call_from(c, peer)[EPW_COLL_CALL_TAG]) == c.tag;
+}
+
 // ---- what an operation consists of ----
 
 template <typename T> __device__ __forceinline__ bool agree(QueuedCollective &, const DenseFlows<T> &) { return true; }

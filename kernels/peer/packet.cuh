@@ -59,11 +59,14 @@ __device__ __forceinline__ void put_count(uint64_t *to, uint64_t word) { ptx::st
 enum class Come { kNotYet, kYes, kStop };
 
 // Waits until `come` says that the awaited data of the peer is there, bounded like the wait for a word. Returns false if `come`
-// says kStop, or if the peer is given up. The clock starts here, not with the operation's first wait, because the duration of an
-// operation with many such waits grows with its size. kPosts: the peer may be behind a queue, and then what came before its
-// connection was lost counts. `come` is called with the number of the look in its round, from 0, so that it can look at something
-// less often without counting.
-template <bool kPosts = false, typename Look>
+// says kStop, or if the peer is given up. kPosts: the peer may be behind a queue, and then what came before its connection was
+// lost counts. `come` is called with the number of the look in its round, from 0, so that it can look at something less often
+// without counting.
+//
+// The clock starts here, because the duration of an operation with many such waits grows with its size. But with kAsks, until
+// come.has_begun() says that the peer has begun the operation, the clock is that of the operation's first wait, so that several
+// ranks that are lost together cost one deadline.
+template <bool kPosts = false, bool kAsks = false, typename Look>
 __device__ __noinline__ bool await_long(Peers &p, uint32_t phase, uint32_t peer, uint64_t expected, const Look &come) {
     LongWait w;
     w.what = {EPW_WORD_USER, 0, false};
@@ -72,9 +75,12 @@ __device__ __noinline__ bool await_long(Peers &p, uint32_t phase, uint32_t peer,
     w.late = 1;
     w.measured = false;
     begin_long_wait(p, w);
-    w.began = w.entered;
+    if constexpr (!kAsks) w.began = w.entered;
     constexpr uint32_t kLooks = 32; // per round
     for (;;) {                      // ends by the rules of rules.h
+        if constexpr (kAsks) {
+            if (w.began != w.entered && come.has_begun()) w.began = w.entered;
+        }
         const uint64_t now = ptx::global_timer_ns();
         w.asks = now - w.asked >= kAskEveryNs;
         if (w.asks) w.asked = now;

@@ -123,11 +123,32 @@ struct LongWait {
     __device__ __forceinline__ uint32_t peer() const { return first + 32 * turn; }
 };
 
+// A beacon of this or an earlier epoch restarts the peer's clock if it is new, even one that says that it waits no longer.
+__device__ __forceinline__ void hear(const Peers &p, uint32_t peer, uint32_t lane, uint64_t beacon, uint64_t now) {
+    epw_gpu_heard &heard = p.peers->heard[peer];
+    if (beacon == ptx::load_acquire_gpu(&heard.beacons[lane])) return;
+    atomicMax(reinterpret_cast<unsigned long long *>(&heard.clock), now);
+    // Writer: this thread, the clock before the beacon. Reader: other threads that wait for the peer, which then do not take this
+    // beacon for a new one.
+    __threadfence();
+    ptx::store_relaxed_gpu(&heard.beacons[lane], beacon);
+}
+
+// Hears all peers, so that what a peer said long ago does not restart its clock when this rank waits for it later.
+__device__ __noinline__ inline void hear_all(const Peers &p, uint64_t now) {
+#pragma unroll 1
+    for (uint32_t i = 0; i < p.ranks * p.peers->lanes; i++) {
+        const uint32_t peer = i / p.peers->lanes, lane = i % p.peers->lanes;
+        if (peer == p.rank || !has(p.active, peer)) continue;
+        const uint64_t beacon = beacon_from(p, peer, lane);
+        if (epw_rule_alive(beacon, p.epoch)) hear(p, peer, lane, beacon, now);
+    }
+}
+
 // Reads the peer's beacons. Returns the time of its last sign of life. `named`: the rank that this rank's own beacon shall name,
 // which is the peer itself or the rank that the peer waits for.
 __device__ __forceinline__ uint64_t listen(const Peers &p, LongWait &w, uint64_t now, uint32_t &named) {
     const uint32_t peer = w.peer();
-    epw_gpu_heard &heard = p.peers->heard[peer];
     bool silent = true;
     named = 0;
 #pragma unroll 1
@@ -135,14 +156,7 @@ __device__ __forceinline__ uint64_t listen(const Peers &p, LongWait &w, uint64_t
         uint64_t beacon = beacon_from(p, peer, l);
         uint32_t whom, lengthened; // set even if there is no beacon, or one that was withdrawn
         if (!epw_rule_alive(beacon, p.epoch)) continue;
-        // Each new beacon restarts the peer's clock, even one that says that it waits no longer.
-        if (beacon != ptx::load_acquire_gpu(&heard.beacons[l])) {
-            atomicMax(reinterpret_cast<unsigned long long *>(&heard.clock), now);
-            // Writer: this thread, the clock before the beacon. Reader: other threads that wait for the peer, which then do not
-            // take this beacon for a new one.
-            __threadfence();
-            ptx::store_relaxed_gpu(&heard.beacons[l], beacon);
-        }
+        hear(p, peer, l, beacon, now);
         if (!epw_rule_beacon(beacon, p.epoch, p.ranks, &whom, &lengthened)) continue;
         if (silent || named == p.rank) named = whom;
         silent = false;
@@ -154,7 +168,7 @@ __device__ __forceinline__ uint64_t listen(const Peers &p, LongWait &w, uint64_t
     }
     if (silent || named == p.rank) named = peer;
     // This rank is alive by definition: its own word comes once all its blocks have got SMs, and its peers are as patient.
-    return peer == p.rank ? now : max(w.began, ptx::load_relaxed_gpu(&heard.clock));
+    return peer == p.rank ? now : max(w.began, ptx::load_relaxed_gpu(&p.peers->heard[peer].clock));
 }
 
 // Polls the word alone, between the full looks.
@@ -207,7 +221,10 @@ __device__ __forceinline__ uint32_t go_on_waiting(const Peers &p, LongWait &w) {
     uint64_t due = epw_rule_beacons_due(now - w.spoke, p.group_deadline), posted = ptx::load_relaxed_gpu(beacons);
     if (due > posted) {
         auto *count = reinterpret_cast<unsigned long long *>(beacons);
-        if (atomicCAS(count, posted, due) == posted) post_beacon(p, named);
+        if (atomicCAS(count, posted, due) == posted) {
+            post_beacon(p, named);
+            hear_all(p, now);
+        }
     }
     if (now < expiry_of(p, w, clock)) return EPW_CAUSE_NONE;
     return has(p.queued, peer) && has_come_alive(p, w, now) ? EPW_CAUSE_NONE : EPW_CAUSE_TIMEOUT;

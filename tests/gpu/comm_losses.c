@@ -6,10 +6,12 @@
  * do not fit; and operations that have it as root, or are for it, lack it. EPW_TEST_PATH and EPW_TEST_WIRE
  * (ranks.h) say how the communicators on GPUs reach their peers.
  *
- *     test_comm_losses [--ranks N] [--processes] [--heap | --register | --rings] [--deadline-ms N]
- *                      [--seconds N]
+ *     test_comm_losses [--ranks N] [--lost N] [--processes] [--heap | --register | --rings]
+ *                      [--deadline-ms N] [--seconds N]
  *
- * --heap, --register, --rings: as test_comms has them. Sums and norms are lost in test_comms. */
+ * --lost N: instead, that many ranks do not come to large operations, for which the others wait no longer
+ * than for one. --heap, --register, --rings: as test_comms has them. Sums and norms are lost in test_comms.
+ */
 #include "both.h"
 
 #include <stdlib.h>
@@ -18,7 +20,7 @@
 enum { SMALL = 5000, LARGE = 300000, GAP = 5, FROM = 1024 /* the bytes of a pool before a buffer */ };
 #define POOL_BYTES (UINT64_C(24) << 20)
 
-static uint32_t ranks, seconds = 120;
+static uint32_t ranks, lost, seconds = 120;
 
 /* f32, in blocks of `count` elements; uneven: rank p's has p fewer, and a gap behind it. */
 typedef struct loss {
@@ -64,7 +66,7 @@ static uint64_t send_bytes(const rank_state *r, const loss *l) {
 }
 static uint64_t recv_bytes(const rank_state *r, const loss *l) {
     const layout at = layout_of(r, l);
-    return 4 * (l->kind == EPW_GATHER ? at.all : at.counts[r->links->rank]);
+    return 4 * (l->kind == EPW_GATHER || l->kind == EPW_ALL_GATHER ? at.all : at.counts[r->links->rank]);
 }
 
 static epw_coll call_of(const loss *l, const layout *at, const side *on, uint32_t root) {
@@ -269,7 +271,61 @@ static void run_without(rank_state *r) {
     ranks_meet(links);
 }
 
+/* ---- several are lost together ---- */
+
+static const loss large[] = {
+    {"a large all_reduce", EPW_ALL_REDUCE, LARGE, 0, 0},
+    {"a large all_gather", EPW_ALL_GATHER, LARGE, 0, 0},
+    {"a large all_gather of uneven blocks", EPW_ALL_GATHER, LARGE, 0, 1},
+    {"a large reduce_scatter", EPW_REDUCE_SCATTER, LARGE, 0, 0},
+};
+
+static void wait_for_several(const rank_state *r, const loss *l, uint64_t gone) {
+    const layout at = layout_of(r, l);
+    const epw_coll c = call_of(l, &at, &r->gpu, 0);
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    fill_both(r, l);
+    const uint64_t began = now_ns();
+    REQUIRE_OK(call_and_wait(r, &c, &outcome));
+    const uint64_t took = now_ns() - began;
+    REQUIRE(outcome.degraded == 1 && outcome.missing.bits[0] == gone, "rank %u, %s: missing %llx, not %llx",
+            r->links->rank, l->name, (unsigned long long)outcome.missing.bits[0], (unsigned long long)gone);
+    REQUIRE(took < 2 * deadline(), "rank %u, %s: took %llu ms", r->links->rank, l->name,
+            (unsigned long long)(took / MS));
+    require_input(r, l);
+}
+
+static void lose_several(rank_state *r, const loss *l) {
+    const rank_links *links = r->links;
+    const uint64_t others = (UINT64_C(1) << (links->ranks - lost)) - 1;
+    const int comes = links->rank < links->ranks - lost;
+    run_complete(r, l, 0);
+    ranks_meet(links);
+    if (comes) wait_for_several(r, l, all_of(links) & ~others);
+    ranks_meet(links);
+    if (comes) {
+        activate(r, others);
+        run_complete(r, l, 0);
+    } else {
+        r->epoch++;
+    }
+    ranks_meet(links);
+    activate(r, all_of(links));
+}
+
+static int several_main(const rank_links *links) {
+    enum { LOSSES = sizeof large / sizeof large[0] };
+    rank_state r;
+    open_rank(&r, links);
+    for (uint32_t i = 0; i < LOSSES; i++) lose_several(&r, &large[i]);
+    run_complete(&r, &large[0], 0);
+    close_rank(&r);
+    if (links->rank == 0) printf("comm_losses: OK ranks=%u lost=%u losses=%d\n", links->ranks, lost, LOSSES);
+    return 0;
+}
+
 static int rank_main(const rank_links *links) {
+    if (lost > 0) return several_main(links);
     enum { LOSSES = sizeof losses / sizeof losses[0] };
     rank_state r;
     open_rank(&r, links);
@@ -288,6 +344,7 @@ static int rank_main(const rank_links *links) {
 
 int main(int argc, char **argv) {
     const ranks_option options[] = {{.name = "--ranks", .number = &ranks},
+                                    {.name = "--lost", .number = &lost},
                                     {.name = "--processes", .number = &both.processes, .preset = 1},
                                     {.name = "--heap", .number = &both.heap, .preset = 1},
                                     {.name = "--register", .number = &both.registers, .preset = 1},
@@ -297,13 +354,13 @@ int main(int argc, char **argv) {
                                     {0}};
     if (argc == 2 && strcmp(argv[1], "--count-gpus") == 0) return gpus_main();
     if (ranks_options(argc, argv, options,
-                      "usage: test_comm_losses [--ranks N] [--processes] [--heap | --register | --rings] "
-                      "[--deadline-ms N] [--seconds N]") != 0)
+                      "usage: test_comm_losses [--ranks N] [--lost N] [--processes] "
+                      "[--heap | --register | --rings] [--deadline-ms N] [--seconds N]") != 0)
         return 2;
     ranks_limit("comm_losses", seconds);
     both.rings |= lends();
     both.pool_bytes = both.gpu_pool_bytes = POOL_BYTES;
     uint32_t gpus = 0;
-    int ended = ranks_begin(rank_main, 2, &ranks, &gpus, argv);
+    int ended = ranks_begin(rank_main, 2 + lost, &ranks, &gpus, argv);
     return ended >= 0 ? ended : ranks_run(rank_main, ranks, gpus, both.processes, argv);
 }
