@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(EPW_GPU_MAX_RANKS) membership_kernel(const __g
             a.peers[peer]->epoch_word = a.epoch_word;
             a.peers[peer]->active = a.active;
             a.states[peer]->excluded = {};
-            a.states[peer]->report = epw_report_none(a.epoch_word);
+            a.states[peer]->report = 0; // none yet
         }
     }
     for (epw_gpu_lane_state *s : a.states) {
@@ -93,7 +93,8 @@ __global__ void __launch_bounds__(EPW_GPU_MAX_RANKS) checkpoint_kernel(const __g
         for (uint32_t lane = 0; lane < EPW_MAX_LANES && a.states[lane] != nullptr; lane++) {
             faulted |= atomicExch(&a.states[lane]->faulted, 0u);
         }
-        a.states[0]->report = report = epw_report_next(a.states[0]->report, a.step, faulted != 0, suspects);
+        const uint32_t epoch = epw_word_epoch(peers->epoch_word);
+        a.states[0]->report = report = epw_report_next(a.states[0]->report, epoch, a.step, faulted != 0, suspects);
     }
     __syncthreads();
     if (peer >= a.ranks || !is_reached(peers, peer)) return;

@@ -23,9 +23,10 @@ EPW_INLINE int32_t epw_report_ahead(uint64_t report, uint64_t step) {
     return distance <= EPW_OP_MAX / 2 ? (int32_t)distance : (int32_t)distance - (int32_t)EPW_OP_MAX - 1;
 }
 
-/* The report of an epoch before its first step has ended. */
+/* What a rank that has posted no report of an epoch hands on to the next one: it has completed none of its
+ * steps. No report of a step that was complete looks so. */
 EPW_INLINE uint64_t epw_report_none(uint64_t epoch_word) {
-    return epw_word(epw_word_epoch(epoch_word), (uint32_t)epw_word_step(epoch_word) - 1, 0);
+    return epw_word(epw_word_epoch(epoch_word), (uint32_t)epw_word_step(epoch_word) - 1, EPW_WORD_VALUE_MAX);
 }
 
 /* A history as seen from a step this much later, or earlier if `steps` is negative. */
@@ -38,15 +39,17 @@ EPW_INLINE uint32_t epw_report_history(uint64_t report) {
     return epw_word_value(report) & (EPW_REPORT_LAST - 1);
 }
 
-/* The report at the end of `step`, which is later than the step of `before`; `before` itself, if that was the
- * last. `faulted`: something that ended since was incomplete; it counts for every step since then. `is_last`:
- * the writer continues without some member. */
-EPW_INLINE uint64_t epw_report_next(uint64_t before, uint64_t step, bool faulted, bool is_last) {
-    if (epw_word_value(before) & EPW_REPORT_LAST) return before;
-    int32_t passed = -epw_report_ahead(before, step);
+/* The report at the end of `step` of `epoch`. `before`: the writer's previous one, of an earlier step, or of
+ * an earlier epoch; if that was the last of this epoch, it stays. `faulted`: something that ended since was
+ * incomplete; it counts for every step since then. `is_last`: the writer continues without some member. */
+EPW_INLINE uint64_t epw_report_next(uint64_t before, uint32_t epoch, uint64_t step, bool faulted,
+                                    bool is_last) {
+    bool first = epw_word_epoch(before) != epoch;
+    if (!first && (epw_word_value(before) & EPW_REPORT_LAST)) return before;
+    int32_t passed = first ? EPW_REPORT_STEPS : -epw_report_ahead(before, step);
     uint32_t since = passed > 0 && passed < EPW_REPORT_STEPS ? (1u << passed) - 1 : EPW_REPORT_LAST - 1;
     uint32_t history = epw_history_after(epw_report_history(before), passed) | (faulted ? since : 0);
-    return epw_word(epw_word_epoch(before), (uint32_t)step, history | (is_last ? EPW_REPORT_LAST : 0));
+    return epw_word(epoch, (uint32_t)step, history | (is_last ? EPW_REPORT_LAST : 0));
 }
 
 /* What a report says of a step of its epoch. */

@@ -22,12 +22,6 @@ static uint64_t end_of(const epw_verdicts *v, uint64_t report) {
     return step_of(report, v->next) + 1;
 }
 
-/* Whether it is that of a member that has reported nothing. The first report may be of any step, however
- * late; but no member is behind by as many reports as this rank must have made for a real one to look so. */
-static bool is_none(uint64_t report, uint64_t epoch_word, uint64_t reports) {
-    return report == epw_report_none(epoch_word) && reports < UINT64_C(1) << 20;
-}
-
 static void keep_members(epw_mask *mask, const epw_mask *members) {
     for (uint32_t i = 0; i < EPW_MASK_WORDS; i++) mask->bits[i] &= members->bits[i];
 }
@@ -36,11 +30,8 @@ void epw_verdicts_begin(epw_verdicts *v, uint64_t report, uint64_t epoch_word, c
     bool again = v->epoch_word == epoch_word && epoch_word != 0; /* it was not seen to begin */
     for (uint32_t i = EPW_PAST_EPOCHS - 1; i > 0 && !again; i--) v->past[i] = v->past[i - 1];
     if (!again) {
-        v->past[0] = (epw_past){.members = v->members,
-                                .first = epw_word_step(v->epoch_word),
-                                .next = v->next,
-                                .reports = v->reports,
-                                .ended = v->ended};
+        v->past[0] = (epw_past){
+            .members = v->members, .first = epw_word_step(v->epoch_word), .next = v->next, .ended = v->ended};
     }
     if (v->epoch_word != 0 && !again) {
         bool of_it = epw_word_epoch(report) == epw_word_epoch(v->epoch_word);
@@ -51,8 +42,8 @@ void epw_verdicts_begin(epw_verdicts *v, uint64_t report, uint64_t epoch_word, c
     v->epoch_word = epoch_word;
     v->members = *members;
     v->next = epw_word_step(epoch_word);
-    v->reports = v->ended = 0;
-    v->taken_over = epw_report_none(epoch_word);
+    v->ended = 0;
+    v->taken_over = epw_word(epw_word_epoch(epoch_word), (uint32_t)v->next - 1, 0);
 }
 
 void epw_verdicts_undo(epw_verdicts *v, const epw_verdicts *before) {
@@ -64,7 +55,6 @@ void epw_verdicts_undo(epw_verdicts *v, const epw_verdicts *before) {
 
 void epw_verdicts_report(epw_verdicts *v, uint64_t step) {
     v->next = step + 1;
-    v->reports++;
 }
 
 /* What the reports of all members say together. */
@@ -80,9 +70,8 @@ static void count(tally *t, epw_says says) {
 
 /* What the report of a member of the present epoch says. */
 static epw_says says_of(const epw_verdicts *v, uint64_t report, uint64_t step) {
-    if (epw_word_epoch(report) != epw_word_epoch(v->epoch_word) || is_none(report, v->epoch_word, v->reports))
-        return EPW_SAYS_NOTHING;
-    return epw_report_says(report, step);
+    bool of_it = epw_word_epoch(report) == epw_word_epoch(v->epoch_word);
+    return of_it ? epw_report_says(report, step) : EPW_SAYS_NOTHING;
 }
 
 /* Not before this rank's own report exists, because faults of others are added to that. */
@@ -111,7 +100,7 @@ static uint32_t of_present(epw_verdicts *v, uint32_t rank, uint64_t step, epw_lo
  * began a membership in between that this rank did not begin knows better who has continued. */
 static void count_past(tally *t, const epw_verdicts *v, const epw_past *past, uint64_t last, uint64_t step) {
     uint32_t of = epw_word_epoch(last), epoch = epw_word_epoch(past->last);
-    bool none = is_none(last, epw_epoch_word(epoch, past->first), past->reports);
+    bool none = last == epw_report_none(epw_epoch_word(epoch, past->first));
     epw_says says = none ? EPW_SAYS_NOTHING : epw_report_says(last, step);
     if (of == epoch) count(t, says == EPW_SAYS_NOTHING ? EPW_SAYS_FAULTED : says);
     t->unknown |= of > epoch && of != epw_word_epoch(v->past[0].last);

@@ -39,7 +39,6 @@ typedef struct epw_past {
     epw_mask members; /* the ranks that have belonged to all memberships since */
     uint64_t first;   /* its first step */
     uint64_t next;    /* 1 more than its last step; `first`: none has ended */
-    uint64_t reports; /* of this rank */
     uint64_t ended;   /* as in epw_verdicts */
     uint64_t last;    /* this rank's last report of it, with faults of others added; 0: there is none */
 } epw_past;
@@ -47,8 +46,7 @@ typedef struct epw_past {
 typedef struct epw_verdicts {
     uint64_t epoch_word; /* 0: no membership yet */
     epw_mask members;
-    uint64_t next;    /* the earliest step that may be reported next */
-    uint64_t reports; /* of this membership so far */
+    uint64_t next; /* the earliest step that may be reported next */
     uint64_t
         ended; /* 1 more than the step of this rank's last report, if some member is lacked since; or 0 */
     /* Faults of others that this rank's callers have been told: a history as of the step of its own last

@@ -46,8 +46,8 @@ static int fake_checkpoint(const epw_checkpoint_args *args, void *stream) {
     epw_gpu_lane_state *state = args->states[0];
     bool faulted = state->faulted != 0 || args->states[1]->faulted != 0;
     state->faulted = args->states[1]->faulted = 0;
-    state->report =
-        epw_report_next(state->report, args->step, faulted, epw_ranks_have(&args->shared->suspects, 1));
+    state->report = epw_report_next(state->report, epw_word_epoch(args->peers[0]->epoch_word), args->step,
+                                    faulted, epw_ranks_have(&args->shared->suspects, 1));
     for (uint32_t peer = 0; peer < args->ranks; peer++)
         *word_of(args->peers[0], args->rank, peer, EPW_WORD_REPORT) = state->report;
     return fake_launch(1, stream);
@@ -65,7 +65,7 @@ static int fake_set_active(const epw_membership_args *args, void *stream) {
         *word_of(args->peers[0], args->rank, p, EPW_WORD_LAST_BUT_ONE) = args->last[1];
         *word_of(args->peers[0], args->rank, p, EPW_WORD_EPOCH) = args->epoch_word;
     }
-    args->states[0]->report = epw_report_none(args->epoch_word);
+    args->states[0]->report = 0;
     memset(args->shared->suspects_host, 0, EPW_MAX_LANES * sizeof(epw_rank_set));
     memset(args->shared->silent_host, 0, EPW_MAX_LANES * sizeof(epw_rank_set));
     if (fake.hangs) fake.done = 0;

@@ -7,14 +7,21 @@
 
 /* ---- reports ---- */
 
+/* `report`: of an earlier step of the epoch. */
+static uint64_t after(uint64_t report, uint64_t step, bool faulted, bool is_last) {
+    return epw_report_next(report, epw_word_epoch(report), step, faulted, is_last);
+}
 static uint64_t next(uint64_t report, uint64_t step, bool faulted) {
-    return epw_report_next(report, step, faulted, false);
+    return after(report, step, faulted, false);
+}
+/* The first of an epoch. */
+static uint64_t first_of(uint32_t epoch, uint64_t step, bool faulted) {
+    return epw_report_next(0, epoch, step, faulted, false);
 }
 
 static void reports_tell_of_their_steps(void) {
-    uint64_t report = epw_report_none(epw_epoch_word(7, 100));
-    CHECK(epw_word_epoch(report) == 7 && epw_report_says(report, 100) == EPW_SAYS_NOTHING);
-    report = next(report, 100, false);
+    uint64_t report = first_of(7, 100, false);
+    CHECK(epw_word_epoch(report) == 7 && epw_report_says(report, 99) == EPW_SAYS_CLEAN);
     CHECK(epw_report_says(report, 100) == EPW_SAYS_CLEAN);
     CHECK(epw_report_says(report, 101) == EPW_SAYS_NOTHING);
     report = next(report, 101, true);
@@ -33,26 +40,36 @@ static void reports_tell_of_their_steps(void) {
 
 /* A member was given up: the last report before that stays visible. */
 static void the_last_report_of_an_epoch_stays(void) {
-    uint64_t report = next(epw_report_none(epw_epoch_word(7, 0)), 3, false);
-    report = epw_report_next(report, 4, false, true);
-    for (uint64_t step = 5; step < 100; step++) report = epw_report_next(report, step, step % 2 == 0, true);
+    uint64_t report = first_of(7, 3, false);
+    report = after(report, 4, false, true);
+    for (uint64_t step = 5; step < 100; step++) report = after(report, step, step % 2 == 0, true);
     CHECK(epw_report_says(report, 3) == EPW_SAYS_CLEAN && epw_report_says(report, 4) == EPW_SAYS_CLEAN);
     CHECK(epw_report_says(report, 5) == EPW_SAYS_FAULTED && epw_report_says(report, 99) == EPW_SAYS_FAULTED);
 }
 
 static void steps_may_pass_their_24_bits(void) {
     const uint64_t first = (UINT64_C(3) << 24) - 2;
-    uint64_t report = epw_report_none(epw_epoch_word(1, first));
+    uint64_t report = first_of(1, first, false);
     for (uint64_t step = first; step < first + 5; step++) {
-        CHECK(epw_report_says(report, step) == EPW_SAYS_NOTHING);
-        report = next(report, step, step == first + 1);
+        if (step > first) {
+            CHECK(epw_report_says(report, step) == EPW_SAYS_NOTHING);
+            report = next(report, step, step == first + 1);
+        }
         CHECK(epw_report_says(report, step) == (step == first + 1 ? EPW_SAYS_FAULTED : EPW_SAYS_CLEAN));
         CHECK(epw_report_says(report, first) == EPW_SAYS_CLEAN);
     }
     CHECK(epw_report_says(report, first + 1) == EPW_SAYS_FAULTED);
-    report = epw_report_none(epw_epoch_word(1, 0));
-    CHECK(epw_report_says(report, 0) == EPW_SAYS_NOTHING);
-    CHECK(epw_report_says(next(report, 0, true), 0) == EPW_SAYS_FAULTED);
+}
+
+/* A fault before the first report counts for all steps until then, however far on that is. */
+static void a_fault_counts_from_the_first_step(void) {
+    static const uint64_t steps[] = {0, 3, 40, (UINT64_C(1) << 24) - 1, (UINT64_C(1) << 24) + 3};
+    for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
+        const uint64_t report = first_of(1, steps[i], true);
+        for (uint64_t back = 0; back <= steps[i] && back < (uint64_t)EPW_REPORT_STEPS; back++)
+            CHECK(epw_report_says(report, steps[i] - back) == EPW_SAYS_FAULTED);
+    }
+    CHECK(first_of(1, (UINT64_C(1) << 24) - 1, false) != epw_report_none(epw_epoch_word(1, 0)));
 }
 
 /* ---- histories ---- */
@@ -161,9 +178,7 @@ static void go_on(world *w, uint32_t rank) {
     d->faulted = !whole || m->suspects || pick(w, 20) == 0;
     m->suspects |= !whole && pick(w, 4);
     epw_verdicts_report(&m->v, m->step);
-    uint64_t last = m->window[rank][W_REPORT];
-    if (epw_word_epoch(last) != epoch) last = epw_report_none(m->v.epoch_word);
-    uint64_t report = epw_report_next(last, m->step, d->faulted, m->suspects);
+    uint64_t report = epw_report_next(m->window[rank][W_REPORT], epoch, m->step, d->faulted, m->suspects);
     m->window[rank][W_REPORT] = report;
     EPW_MASK_FOR(peer, &w->members[epoch], MEMBERS) if (peer != rank) add(m, peer, W_REPORT, report);
     m->step++;
@@ -294,7 +309,7 @@ static void who_begins_the_next_epoch_is_waited_for(void) {
     const epw_mask both = {{3}};
     epw_verdicts_begin(&v, 0, epw_epoch_word(1, 0), &both);
     epw_verdicts_report(&v, 0);
-    uint64_t whole = next(epw_report_none(v.epoch_word), 0, false);
+    uint64_t whole = first_of(1, 0, false);
     epw_verdicts_begin(&v, whole, epw_epoch_word(2, 1), &both);
     epw_reports of = {.epoch_word = v.epoch_word, .last = epw_report_none(v.epoch_word)};
     CHECK(epw_verdicts_of(&v, 0, 1, 0, given, &of) == EPW_VERDICT_PENDING);
@@ -438,7 +453,7 @@ static void a_fault_outlives_the_membership(void) {
 static void the_first_step_may_be_any(void) {
     static const uint64_t late[] = {UINT64_C(1) << 22,  UINT64_C(1) << 23,       (UINT64_C(1) << 23) + 9,
                                     UINT64_C(3) << 23,  (UINT64_C(1) << 24) - 1, UINT64_C(1) << 24,
-                                    UINT64_C(99) << 24, EPW_STEP_MAX - 2};
+                                    UINT64_C(99) << 24, (UINT64_C(1) << 24) + 4, EPW_STEP_MAX - 2};
     for (size_t i = 0; i < sizeof late / sizeof late[0]; i++) {
         group g = make_group(2, 20000 * MS);
         for (uint32_t r = 0; r < 2; r++) begin(&g, r, 3, 1, 5);
@@ -457,18 +472,21 @@ static void the_first_step_may_be_any(void) {
 /* A member that has reported nothing, and a first report that is so far on that its bits look like an earlier
  * step's: also when the next membership asks. */
 static void a_late_first_step_of_a_past_membership(void) {
-    static const uint64_t late[] = {9, (UINT64_C(1) << 23) + 9, (UINT64_C(1) << 24) - 5, UINT64_C(1) << 24};
+    static const uint64_t late[] = {9, (UINT64_C(1) << 23) + 9, (UINT64_C(1) << 24) - 5, UINT64_C(1) << 24,
+                                    (UINT64_C(1) << 24) + 4};
     const epw_mask both = {{3}};
     for (size_t i = 0; i < sizeof late / sizeof late[0]; i++) {
         const uint64_t first = epw_epoch_word(1, 5), next = epw_epoch_word(2, late[i] + 6);
         epw_verdicts v = {0};
         epw_verdicts_begin(&v, 0, first, &both);
-        uint64_t report = epw_report_next(epw_report_none(first), late[i], false, false);
+        uint64_t report = first_of(1, late[i], false);
         epw_verdicts_report(&v, late[i]);
         epw_verdicts_begin(&v, report, next, &both);
-        const epw_reports none = {
-            .report = epw_report_none(next), .last = epw_report_none(first), .epoch_word = next};
-        uint32_t verdict = epw_verdicts_of(&v, 0, 1, late[i], given, &none);
+        const epw_reports none = {.last = epw_report_none(first), .epoch_word = next},
+                          whole = {.last = report, .epoch_word = next};
+        uint32_t verdict = epw_verdicts_of(&v, 0, 1, late[i], given, &whole);
+        CHECK_MSG(verdict == EPW_VERDICT_CLEAN, "step %llu: %u", (unsigned long long)late[i], verdict);
+        verdict = epw_verdicts_of(&v, 0, 1, late[i], given, &none);
         CHECK_MSG(verdict == EPW_VERDICT_FAULTED, "step %llu: %u", (unsigned long long)late[i], verdict);
     }
 }
@@ -483,10 +501,10 @@ static void nothing_is_clean_after_a_loss(void) {
     const epw_mask both = {{3}};
     const uint64_t first = epw_epoch_word(1, 0);
     epw_verdicts v = {0};
-    uint64_t report = epw_report_none(first);
+    uint64_t report = 0;
     epw_verdicts_begin(&v, 0, first, &both);
     for (uint64_t step = 0, next = 0; step < UINT64_C(1) << 26; step = next) {
-        report = epw_report_next(report, step, false, step >= 20);
+        report = epw_report_next(report, 1, step, false, step >= 20);
         epw_verdicts_report(&v, step);
         uint32_t verdict = epw_verdicts_of(&v, 0, 1, step, of_one, &report);
         CHECK_MSG(verdict == (step <= 20 ? EPW_VERDICT_CLEAN : EPW_VERDICT_FAULTED), "step %llu: %u",
@@ -546,6 +564,7 @@ int main(int argc, char **argv) {
     reports_tell_of_their_steps();
     the_last_report_of_an_epoch_stays();
     steps_may_pass_their_24_bits();
+    a_fault_counts_from_the_first_step();
     no_two_survivors_disagree(argc > 1 ? strtoull(argv[1], NULL, 10) : 2000);
     who_begins_the_next_epoch_is_waited_for();
     a_released_handle_faults_its_step_alone();

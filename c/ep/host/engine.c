@@ -202,14 +202,12 @@ static epw_status host_last_report(epw_buffer *b, uint64_t *report, epw_where wh
 static epw_status host_report(epw_buffer *b, uint64_t step, bool faulted, void *stream) {
     (void)stream;
     uint64_t last = epw_word_from(&b->peers, 0, b->config.rank, EPW_WORD_REPORT);
-    if (epw_word_epoch(last) != b->peers.epoch)
-        last = epw_report_none(epw_epoch_word(b->peers.epoch, b->peers.step));
     for (uint32_t i = 0; i < b->config.lanes; i++) {
         faulted |= b->lanes[i].host->faulted;
         b->lanes[i].host->faulted = false;
     }
     epw_mask suspects = epw_peers_suspects(&b->peers, NULL);
-    uint64_t report = epw_report_next(last, step, faulted, !epw_mask_empty(&suspects));
+    uint64_t report = epw_report_next(last, b->peers.epoch, step, faulted, !epw_mask_empty(&suspects));
     for (uint32_t peer = 0; peer < b->config.ranks; peer++) {
         if (is_told(b, &b->peers.active, peer))
             epw_signal(&b->peers, 0, peer, EPW_WORD_REPORT, report, NULL, 0);
