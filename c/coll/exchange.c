@@ -22,7 +22,9 @@ static epw_status make_staging(const epw_comm *comm, uint64_t bytes, epw_where w
                                epw_coll_staging **out) {
     epw_coll_staging *s = calloc(1, sizeof *s);
     if (s == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for the description of an exchange");
-    s->bytes = epw_align(bytes > 0 ? bytes : 1, LEAST);
+    s->bytes = LEAST;
+    /* By doubling, so that what exchanges of growing sizes leave is bounded too. */
+    while (s->bytes < bytes) s->bytes *= 2;
     epw_status status = epw_cuda_stream_create(comm->config.device, where, &s->stream);
     if (status == EPW_OK) status = epw_cuda_alloc(comm->config.device, s->bytes, where, &s->memory);
     if (status == EPW_OK) {
@@ -33,11 +35,22 @@ static epw_status make_staging(const epw_comm *comm, uint64_t bytes, epw_where w
     return status;
 }
 
+/* After an exchange that has failed a kernel may still be to run, and write there. */
+static bool is_idle(const epw_comm *comm, const epw_coll_staging *s) {
+    epw_cuda_scope scope;
+    if (epw_cuda_enter_relaxed(comm->config.device, epw_comm_where(comm, "exchange"), &scope) != EPW_OK)
+        return false;
+    bool idle = cudaStreamQuery(s->stream) == cudaSuccess;
+    if (!idle) cudaGetLastError(); /* "not ready" must not stay behind as CUDA's last error */
+    epw_cuda_leave_relaxed(&scope);
+    return idle;
+}
+
 /* Kept until the communicator is destroyed, because freeing device memory waits for all work of the GPU. */
 static epw_status take_staging(epw_comm *comm, uint64_t bytes, epw_where where, epw_coll_staging **out) {
     pthread_mutex_lock(&comm->lock);
     epw_coll_staging *s = comm->gpu->staging;
-    while (s != NULL && (s->taken || s->bytes < bytes)) s = s->next;
+    while (s != NULL && (s->taken || s->bytes < bytes || !is_idle(comm, s))) s = s->next;
     if (s != NULL) s->taken = true;
     pthread_mutex_unlock(&comm->lock);
     *out = s;
@@ -53,16 +66,9 @@ static epw_status take_staging(epw_comm *comm, uint64_t bytes, epw_where where, 
     return EPW_OK;
 }
 
-/* After an exchange that has failed a kernel may still write there: then nobody takes it any more. */
 static void return_staging(epw_comm *comm, epw_coll_staging *s) {
-    epw_cuda_scope scope;
-    if (epw_cuda_enter_relaxed(comm->config.device, epw_comm_where(comm, "exchange"), &scope) != EPW_OK)
-        return;
-    bool busy = cudaStreamQuery(s->stream) != cudaSuccess;
-    if (busy) cudaGetLastError(); /* "not ready" must not stay behind as CUDA's last error */
-    epw_cuda_leave_relaxed(&scope);
     pthread_mutex_lock(&comm->lock);
-    s->taken = busy;
+    s->taken = false;
     pthread_mutex_unlock(&comm->lock);
 }
 

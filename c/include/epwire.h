@@ -1184,10 +1184,10 @@ EPW_API epw_status epw_comm_diverged(epw_comm *comm, uint32_t epoch, uint64_t st
  * communicator's own, which runs after what eager calls on `comm` have enqueued, and whose waits are those of
  * a collective. Later calls run after it, as it has ended. No stream of the caller waits for it or joins it:
  * streams may be under capture meanwhile, and are not changed. Replays are the caller's to wait for before it
- * calls. `comm` keeps GPU memory for this, 64 KiB or what is exchanged, until it is destroyed.
- * EPW_ERR_TIMEOUT: the GPU has not come to it and past it within 2 * EPW_WAIT_DEADLINES_MAX deadlines.
- * memory [in, out]. deadline_ns: as that of epw_call, 0: the communicator's. outcome [in: size, out], may be
- * NULL. */
+ * calls. `comm` keeps GPU memory for this until it is destroyed: 64 KiB, or up to four times the largest
+ * exchange. EPW_ERR_TIMEOUT: the GPU has not come to it and past it within 2 * EPW_WAIT_DEADLINES_MAX
+ * deadlines. memory [in, out]. deadline_ns: as that of epw_call, 0: the communicator's. outcome [in: size,
+ * out], may be NULL. */
 #define EPW_EXCHANGE_MAX 65536 /* the most bytes for a rank */
 EPW_API epw_status epw_comm_exchange(epw_comm *comm, void *memory, uint64_t bytes, uint64_t deadline_ns,
                                      epw_outcome *outcome);

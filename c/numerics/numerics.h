@@ -23,6 +23,10 @@
 
 #include "base/status.h"
 
+#if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__ > 0)
+#error "the rules for NaN and infinities need a build without -ffast-math and -ffinite-math-only"
+#endif
+
 #include <stddef.h>
 #include <stdint.h>
 

@@ -60,7 +60,7 @@ typedef struct epw_coll_copying {
 
 /* What an exchange of host memory goes through, see exchange.c. */
 typedef struct epw_coll_staging {
-    bool taken; /* by an exchange, or by a kernel of one that has failed */
+    bool taken; /* by an exchange */
     uint64_t bytes;
     void *memory; /* of the GPU, */
     void *stream; /* and where the exchange runs */
