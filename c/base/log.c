@@ -144,10 +144,14 @@ static uint64_t wall_clock(void) {
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-/* Makes the text safe for a terminal: one line, whatever peers have sent. */
+/* Makes the text safe for a terminal: one line without control characters, whatever peers have sent. Those of
+ * C1 have two bytes, c2 80 to c2 9f. */
 static void make_printable(char *text) {
-    for (; *text != '\0'; text++)
-        if ((unsigned char)*text < ' ') *text = ' ';
+    for (unsigned char *at = (unsigned char *)text; *at != '\0'; at++) {
+        bool c1 = at[0] == 0xc2 && at[1] >= 0x80 && at[1] < 0xa0;
+        if (at[0] < ' ' || at[0] == 0x7f || c1) at[0] = ' ';
+        if (c1) at[1] = ' ';
+    }
 }
 
 static void write_line(const epw_log_record *record) {
@@ -192,8 +196,10 @@ void epw_log(epw_log_subsystem subsystem, uint32_t level, epw_where where, const
                              .time_ns = wall_clock()};
     if (on(line_levels, subsystem, level)) write_line(&record);
     epw_log_fn fn = atomic_load_explicit(&record_fn, memory_order_acquire);
-    if (fn != NULL && on(record_levels, subsystem, level))
+    if (fn != NULL && on(record_levels, subsystem, level)) {
+        make_printable(text);
         fn(atomic_load_explicit(&record_context, memory_order_relaxed), &record);
+    }
     errno = saved;
 }
 

@@ -136,7 +136,7 @@ static void lines_go_to_the_file_that_is_named(void) {
     CHECK(setenv("EPWIRE_LOG", "warn", 1) == 0);
     CHECK_OK(epw_log_open(where));
     CHECK(epw_log_listens(EPW_LOG_MEMBER, EPW_LOG_WARN) && !epw_log_listens(EPW_LOG_MEMBER, EPW_LOG_INFO));
-    epw_log(EPW_LOG_NIC, EPW_LOG_WARN, where, "two\nlines");
+    epw_log(EPW_LOG_NIC, EPW_LOG_WARN, where, "two\nlines \x7f\xc2\x9b of caf\xc3\xa9");
     epw_log_line(EPW_LOG_MEMBER, EPW_LOG_WARN, 4, "of the crate");
     epw_log_line(EPW_LOG_MEMBER, EPW_LOG_INFO, 4, "nobody listens");
     FILE *read = fopen(file, "r");
@@ -145,15 +145,25 @@ static void lines_go_to_the_file_that_is_named(void) {
     fclose(read);
     unlink(file);
     content[length] = '\0';
-    CHECK_MSG(strstr(content, "Z epwire warn nic: rank 0: two lines\n") != NULL, "%s", content);
+    CHECK_MSG(strstr(content, "Z epwire warn nic: rank 0: two lines     of caf\xc3\xa9\n") != NULL, "%s",
+              content);
     CHECK_MSG(strstr(content, "Z epwire warn member: rank 4: of the crate\n") != NULL, "%s", content);
     CHECK_MSG(strstr(content, "nobody") == NULL, "%s", content);
+}
+
+static void records_have_one_line(void) {
+    heard nic = {0};
+    CHECK_OK(epw_log_set("nic=warn", hear, &nic));
+    epw_log(EPW_LOG_NIC, EPW_LOG_WARN, (epw_where){"create", 0, -1}, "two\nlines\x1b[2J");
+    CHECK_MSG(nic.count == 1 && strcmp(nic.text, "two lines [2J") == 0, "%s", nic.text);
+    CHECK_OK(epw_log_set(NULL, NULL, NULL));
 }
 
 int main(void) {
     unsetenv("EPWIRE_LOG");
     levels_are_named_and_others_refused();
     lines_go_to_the_file_that_is_named();
+    records_have_one_line();
     KEEP_TIME(a_group_says_sizes_paths_and_who_is_lost());
     communicators_and_prefill_buffers_say_their_sizes();
     return check_result("log");
