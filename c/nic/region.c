@@ -56,12 +56,33 @@ const epw_region *epw_regions_find(const epw_regions *regions, uint32_t key) {
     return slot != NULL ? &slot->region : NULL;
 }
 
+/* How many of the rows, from the first one on, lie in the stretch. */
+static uint64_t rows_in(const epw_stretch *s, uint64_t offset, uint64_t bytes, uint64_t stride,
+                        uint64_t rows) {
+    if (offset < s->offset || offset - s->offset > s->bytes) return 0;
+    uint64_t room = s->bytes - (offset - s->offset);
+    if (bytes > room) return 0;
+    if (rows == 1) return 1;
+    uint64_t fit = (room - bytes) / stride + 1;
+    return fit < rows ? fit : rows;
+}
+
 unsigned char *epw_region_at(const epw_region *region, uint32_t rights, uint64_t offset, uint64_t bytes) {
+    return epw_region_rows_at(region, rights, offset, bytes, 0, 1);
+}
+
+/* Of the stretches that hold the next row, the one that holds the most rows leaves none to itself: each has
+ * its turn once at most, however many rows a peer names. */
+unsigned char *epw_region_rows_at(const epw_region *region, uint32_t rights, uint64_t offset, uint64_t bytes,
+                                  uint64_t stride, uint64_t rows) {
     if ((region->rights & rights) != rights) return NULL;
-    for (uint32_t i = 0; i < region->count; i++) {
-        const epw_stretch *s = &region->stretches[i];
-        if (offset < s->offset || offset - s->offset > s->bytes) continue;
-        if (bytes <= s->bytes - (offset - s->offset)) return region->base + offset;
+    for (uint64_t at = offset, most; rows > 0; at += most * stride, rows -= most) {
+        most = 0;
+        for (uint32_t i = 0; i < region->count; i++) {
+            uint64_t here = rows_in(&region->stretches[i], at, bytes, stride, rows);
+            if (here > most) most = here;
+        }
+        if (most == 0) return NULL;
     }
-    return NULL;
+    return region->base + offset;
 }

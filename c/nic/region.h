@@ -73,4 +73,10 @@ const epw_region *epw_regions_find(const epw_regions *regions, uint32_t key);
  * these rights. */
 unsigned char *epw_region_at(const epw_region *region, uint32_t rights, uint64_t offset, uint64_t bytes);
 
+/* The same for as many rows of so many bytes, each `stride` behind the one before, the first at `offset`: the
+ * region must have each row in one stretch, but not all rows in the same one. `stride`: above 0 if there is
+ * more than one. */
+unsigned char *epw_region_rows_at(const epw_region *region, uint32_t rights, uint64_t offset, uint64_t bytes,
+                                  uint64_t stride, uint64_t rows);
+
 #endif

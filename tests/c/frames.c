@@ -42,7 +42,7 @@ static void rows_of_a_range_share_a_frame(void) {
     }
     CHECK(epw_frame_extend(&all, &last));
     CHECK(all.index == 9 && all.offset == 1000 && all.more == 7 && all.stride == 128 && all.wants_ack);
-    CHECK(epw_frame_payload(&all) == 800 && epw_frame_span(&all) == 7 * 128 + 100);
+    CHECK(epw_frame_payload(&all) == 800);
     unsigned char bytes[EPW_FRAME_BYTES], again[EPW_FRAME_BYTES];
     epw_frame read;
     epw_frame_write(&all, bytes);
@@ -136,20 +136,22 @@ static int connect_by(const end *e, uint32_t peer, uint64_t *link) {
     return fds[1];
 }
 
-static void open_end(end *e) {
+static void open_end_with(end *e, uint32_t stretches, const epw_stretch stretch[]) {
     *e = (end){0};
     e->window = malloc(WINDOW);
     memset(e->window, FILL, WINDOW);
     CHECK_OK(epw_nic_open(here, &e->nic));
-    epw_region region = {.base = e->window,
-                         .rights = EPW_REGION_READ | EPW_REGION_WRITE,
-                         .count = 1,
-                         .stretches = {{0, OPEN}}};
+    epw_region region = {.base = e->window, .rights = EPW_REGION_READ | EPW_REGION_WRITE, .count = stretches};
+    memcpy(region.stretches, stretch, stretches * sizeof stretch[0]);
     e->key = epw_nic_register(e->nic, &region);
     epw_pair_options options = {.peer = 1, .key = e->key, .depth = DEPTH};
     CHECK_OK(epw_pair_create(e->nic, &options, here, &e->pair));
     e->fd = connect_by(e, 1, &e->link);
     epw_pair_connect(e->pair, e->link, 77);
+}
+
+static void open_end(end *e) {
+    open_end_with(e, 1, &(epw_stretch){0, OPEN});
 }
 
 /* ---- the end of an adapter's pair ---- */
@@ -224,6 +226,17 @@ static epw_frame rows_of(const end *e, uint32_t count, uint32_t bytes, uint32_t 
                        .more = count - 1};
 }
 
+/* Whether the window has the bytes of the frame's rows in their places, and nothing else. */
+static void has_rows(const end *e, const epw_frame *frame, const char *what, size_t number) {
+    uint64_t wrong = 0, next = 0, span = (uint64_t)frame->more * frame->stride + frame->bytes;
+    for (uint64_t at = 0; at < WINDOW; at++) {
+        uint64_t in = at - frame->offset, within = frame->more > 0 ? in % frame->stride : in;
+        bool ours = at >= frame->offset && in < span && within < frame->bytes;
+        wrong += e->window[at] != (ours ? (unsigned char)(next++ % 251) : FILL);
+    }
+    CHECK_MSG(wrong == 0, "%s %zu: %llu bytes are others", what, number, (unsigned long long)wrong);
+}
+
 /* Short rows and long ones, and more long ones than are read at a time. */
 static void rows_go_to_their_places_however_they_come(void) {
     static const struct {
@@ -240,13 +253,7 @@ static void rows_go_to_their_places_however_they_come(void) {
             say_rows(&e, frame, pieces[i / 5]);
             epw_frame ack = hear_frame(&e);
             CHECK(ack.kind == EPW_FRAME_ACK && ack.pair == 7 && ack.index == frame.index + frame.more);
-            uint64_t wrong = 0, number = 0;
-            for (uint64_t at = 0; at < WINDOW; at++) {
-                uint64_t in = at - frame.offset, within = frame.more > 0 ? in % frame.stride : in;
-                bool ours = at >= frame.offset && in < epw_frame_span(&frame) && within < frame.bytes;
-                wrong += e.window[at] != (ours ? (unsigned char)(number++ % 251) : FILL);
-            }
-            CHECK_MSG(wrong == 0, "case %zu: %llu bytes are others", i, (unsigned long long)wrong);
+            has_rows(&e, &frame, "case", i);
             frame.index += frame.more + 1;
         }
         close_end(&e);
@@ -266,6 +273,68 @@ static void rows_that_leave_the_region_are_refused(void) {
     CHECK(epw_nic_link_alive(e.nic, e.link));
     close_end(&e);
 }
+
+/* ---- areas of a region ---- */
+
+static const epw_stretch areas[] = {{0, 400}, {1000, 300}, {5000, 1000}, {5500, 1000}, {6500, 100}};
+
+enum { AREAS = sizeof areas / sizeof areas[0] };
+
+/* Each row lies in one area, but not all rows lie in the same one. */
+static void rows_may_lie_in_several_areas(void) {
+    static const struct {
+        uint64_t offset, bytes, stride, rows;
+        bool fit;
+    } cases[] = {
+        {100, 200, 0, 1, true},
+        {100, 200, 950, 2, true},
+        {150, 200, 950, 2, true},   /* the second ends with its area */
+        {150, 200, 951, 2, false},  /* one byte after it */
+        {201, 200, 900, 2, false},  /* so does the first */
+        {100, 200, 400, 2, false},  /* between areas */
+        {0, 100, 100, 4, true},     /* all in one */
+        {0, 100, 100, 5, false},    /* all but the last */
+        {299, 100, 701, 3, false},  /* one in each of two, then none */
+        {5100, 200, 400, 4, true},  /* the third is in the second of two that overlap */
+        {5100, 200, 400, 5, false}, /* behind both */
+        {6450, 100, 0, 1, false},   /* across the border of two */
+        {6400, 100, 100, 2, true},  /* at its two sides */
+        {5000, 9, 9, UINT64_C(1) << 32, false},
+        {0, 9, UINT32_MAX, UINT64_C(1) << 32, false},
+    };
+    unsigned char base[1];
+    epw_region region = {.base = base, .rights = EPW_REGION_WRITE, .count = AREAS};
+    memcpy(region.stretches, areas, sizeof areas);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const unsigned char *at = epw_region_rows_at(&region, EPW_REGION_WRITE, cases[i].offset,
+                                                     cases[i].bytes, cases[i].stride, cases[i].rows);
+        CHECK_MSG((at != NULL) == cases[i].fit, "case %zu", i);
+        CHECK(!cases[i].fit || (uintptr_t)at == (uintptr_t)base + cases[i].offset);
+    }
+    CHECK(epw_region_rows_at(&region, EPW_REGION_READ, 100, 200, 950, 2) == NULL);
+}
+
+/* Counts, and the first row of a range: entries of one size in two areas share a frame. */
+static void a_frame_goes_to_two_areas(void) {
+    for (uint32_t beyond = 0; beyond < 2; beyond++) {
+        end e;
+        open_end_with(&e, AREAS, areas);
+        epw_frame frame = rows_of(&e, 2, 200, 950 + beyond);
+        frame.offset = 150;
+        say_rows(&e, frame, 1 << 30);
+        epw_frame answer = hear_frame(&e);
+        if (beyond) {
+            CHECK(answer.kind == EPW_FRAME_NAK && answer.syndrome == EPW_SYNDROME_REMOTE_ACCESS);
+            for (uint32_t i = 0; i < WINDOW; i++) CHECK(e.window[i] == FILL);
+        } else {
+            CHECK(answer.kind == EPW_FRAME_ACK && answer.index == 1);
+            has_rows(&e, &frame, "areas", 2);
+        }
+        close_end(&e);
+    }
+}
+
+/* ---- sending ---- */
 
 static epw_queue queue_of(const end *e, uint64_t marks[DEPTH]) {
     const epw_pair_memory *memory = epw_pair_memory_of(e->pair);
@@ -564,6 +633,8 @@ int main(void) {
     an_end_before_this_one_is_connected_is_kept();
     rows_go_to_their_places_however_they_come();
     rows_that_leave_the_region_are_refused();
+    rows_may_lie_in_several_areas();
+    a_frame_goes_to_two_areas();
     a_range_is_sent_as_one_frame();
     acks_come_by_any_connection_of_the_peer();
     an_unused_pair_is_of_the_latest_connection();

@@ -75,10 +75,56 @@ static void dispatch_travels_as(uint32_t payload, uint64_t data) {
     destroy(&g);
 }
 
+/* The counts have as many bytes as the only row, so that both travel in one frame, whose places lie in two
+ * areas of the peer's window. */
+static void counts_may_be_as_long_as_a_row(void) {
+    enum { EXPERTS_HERE = 2 * (HEADER + 2 * HIDDEN) / sizeof(uint32_t) };
+    group g = {.ranks = 2};
+    for (uint32_t r = 0; r < 2; r++) {
+        epw_config config = config_of(r, 2);
+        config.experts = EXPERTS_HERE;
+        config.zero_copy = 0;
+        config.deadline_ns = 20000 * MS;
+        take_path(&config, &g.fabrics[r]);
+        CHECK_OK(epw_buffer_create(&config, &g.of[r]));
+    }
+    for (uint32_t r = 0; r < 2; r++) CHECK_OK(connect_within(g.of[r], r, g.of[1 - r], 1 - r, SETUP_NS));
+    activate(&g, 1);
+    settled(&g, 1, 0);
+    epw_nic_traffic before = settled(&g, 0, 0);
+    batch made[2];
+    epw_handle handles[2];
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    for (uint32_t r = 0; r < 2; r++) {
+        epw_dispatch_input in = make_batch(&made[r], r);
+        in.layout = EPW_RANK_MAJOR;
+        in.tokens = 1;
+        for (int32_t j = 0; j < TOPK; j++) made[r].ids[j] = r == 0 ? EXPERTS_HERE - 1 - j : j;
+        CHECK_OK(epw_dispatch(g.of[r], &in, NULL, &handles[r], &outcome));
+    }
+    static uint16_t rows[2][2 * TOKENS * HIDDEN];
+    for (uint32_t r = 0; r < 2; r++) {
+        uint32_t counts[EXPERTS_HERE / 2], sources[2];
+        epw_dispatch_output out = EPW_DISPATCH_OUTPUT_INIT;
+        out.rows = rows[r];
+        out.counts = counts;
+        out.source_counts = sources;
+        CHECK_OK(epw_dispatch_receive(g.of[r], handles[r], &out, &outcome));
+        CHECK_MSG(!outcome.degraded, "rank %u misses a peer, cause %u", r, outcome.record.cause);
+        CHECK(sources[1 - r] == 1 && sources[r] == 0);
+        CHECK(memcmp(rows[r] + (1 - r) * TOKENS * HIDDEN, made[1 - r].x, 2 * HIDDEN) == 0);
+    }
+    epw_nic_traffic after = settled(&g, 0, before.frames + FRAMES - 1);
+    CHECK(after.frames - before.frames == FRAMES - 1);
+    for (uint32_t r = 0; r < 2; r++) CHECK_OK(epw_release(g.of[r], handles[r]));
+    destroy(&g);
+}
+
 int main(void) {
     setenv("EPW_TEST_PATH", "queue", 1);
     dispatch_travels_as(EPW_PAYLOAD_SAME, HIDDEN * 2);
     /* A scale of 4 bytes for 128 channels, and rows in multiples of 16 bytes. */
     dispatch_travels_as(EPW_PAYLOAD_FP8_F32, (HIDDEN + HIDDEN / 128 * 4 + 15) / 16 * 16);
+    counts_may_be_as_long_as_a_row();
     return check_result("wire_bytes");
 }

@@ -75,10 +75,6 @@ uint32_t epw_frame_payload(const epw_frame *frame) {
     return frame->kind == EPW_FRAME_READ ? 0 : (uint32_t)payload(frame);
 }
 
-uint64_t epw_frame_span(const epw_frame *frame) {
-    return (uint64_t)frame->more * frame->stride + frame->bytes;
-}
-
 bool epw_frame_extend(epw_frame *frame, const epw_frame *by) {
     uint64_t apart = by->offset - frame->offset, stride = frame->more > 0 ? frame->stride : apart;
     bool same = by->kind == EPW_FRAME_WRITE && by->pair == frame->pair && by->from == frame->from &&

@@ -55,9 +55,6 @@ bool epw_frame_is_request(const epw_frame *frame);
 /* Whether it is ENDED, CONNECTED or HEARD: it names two queue pairs, and nothing else. */
 bool epw_frame_is_of_pairs(const epw_frame *frame);
 
-/* The distance from its first place to the end of the last one. */
-uint64_t epw_frame_span(const epw_frame *frame);
-
 /* Adds an entry to the previous WRITE. False: it needs a frame of its own. */
 bool epw_frame_extend(epw_frame *frame, const epw_frame *by);
 

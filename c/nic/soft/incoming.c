@@ -61,13 +61,15 @@ static epw_pair *receiver(epw_link *link, const epw_frame *frame, uint8_t *syndr
 }
 
 /* The address of the bytes at `offset` of the pair's region, NULL if the pair may not access them in this
- * way. */
+ * way. Entries of one size may follow each other in places of two stretches, and share a frame: counts, and
+ * the first of the rows. */
 static unsigned char *place_of(const epw_link *link, const epw_pair *pair, uint32_t rights) {
     const epw_frame *frame = &link->frame;
     if (pair->options.key != EPW_PAIR_ANY_KEY && frame->key != pair->options.key) return NULL;
     const epw_region *region = epw_regions_find(&link->nic->regions, frame->key);
     if (region == NULL || region->domain != pair->options.domain) return NULL;
-    return epw_region_at(region, rights, frame->offset, epw_frame_span(frame));
+    return epw_region_rows_at(region, rights, frame->offset, frame->bytes, frame->stride,
+                              UINT64_C(1) + frame->more);
 }
 
 static bool is_aligned(const unsigned char *at, const epw_frame *frame) {
