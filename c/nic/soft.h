@@ -36,7 +36,8 @@ void epw_nic_close(epw_nic *nic);
 /* Takes in what has arrived, and sends what is waiting, as far as neither blocks. Any thread. */
 void epw_nic_poll(epw_nic *nic);
 
-/* Notices connections that have ended by now. Unlike epw_nic_poll it waits for a thread that is at work. */
+/* Notices connections that have ended by now, and answers what others have brought. Unlike epw_nic_poll it
+ * waits for a thread that is at work. */
 void epw_nic_look(epw_nic *nic);
 
 #define EPW_NIC_ACK_NS  20000

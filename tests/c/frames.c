@@ -1,5 +1,5 @@
 /* Frames of the software NIC that carry several entries: which entries share a frame, which bytes are not a
- * frame, and where the bytes go, in whatever pieces they arrive. */
+ * frame, where the bytes go, in whatever pieces they arrive, and who sends them. */
 #include "check.h"
 
 #include "base/clock.h"
@@ -7,6 +7,7 @@
 #include "nic/queue.h"
 #include "nic/soft.h"
 #include "nic/soft/frame.h"
+#include "nic/soft/parts.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -380,6 +381,87 @@ static void a_range_is_sent_as_one_frame(void) {
     close_end(&e);
 }
 
+/* Posts `count` entries of `bytes` each, from `offset` of the region of `key`. */
+static void post(epw_queue *queue, uint32_t count, uint32_t key, uint64_t offset, uint32_t bytes) {
+    uint64_t index = 0;
+    CHECK(epw_queue_try_reserve(queue, count, &index));
+    for (uint32_t i = 0; i < count; i++)
+        epw_entry_write(epw_queue_slot(queue, index + i), queue->pair, (uint32_t)index + i,
+                        (epw_place_of){0, epw_key_of(99)}, (epw_place_of){offset, epw_key_of(key)}, bytes,
+                        EPW_SIGNAL_ALWAYS);
+    epw_queue_publish(queue, index, count);
+    CHECK(epw_queue_ring(queue, true));
+}
+
+static void hear_bytes(const end *e, uint32_t bytes, unsigned char of) {
+    unsigned char *heard = malloc(bytes);
+    uint32_t wrong = 0;
+    hear(e, heard, bytes);
+    for (uint32_t i = 0; i < bytes; i++) wrong += heard[i] != of;
+    CHECK_MSG(wrong == 0, "%u of %u bytes are not %u", wrong, bytes, of);
+    free(heard);
+}
+
+/* ---- who sends ---- */
+
+/* Its thread sleeps, because somebody drives the NIC, and nothing wakes it. */
+static void lull(epw_nic *nic) {
+    epw_nic_stretch_sleeps(nic, 1000000);
+    for (int ms = 0; ms < 5000 && !atomic_load(&nic->dozing); ms++) {
+        epw_nic_drive(nic, epw_now_ns());
+        epw_nic_wake(nic); /* so that it notices that */
+        usleep(2000);
+    }
+    CHECK(atomic_load(&nic->dozing));
+}
+
+static void what_a_look_takes_in_is_answered(void) {
+    end e;
+    open_end(&e);
+    lull(e.nic);
+    epw_frame frame = rows_of(&e, 1, 100, 0);
+    say_rows(&e, frame, 1 << 30);
+    epw_nic_look(e.nic);
+    CHECK(hear_frame(&e).kind == EPW_FRAME_ACK);
+    CHECK(atomic_load(&e.nic->dozing));
+    close_end(&e);
+}
+
+/* Nobody else can have sent meanwhile. */
+static void who_unlocks_sends_what_is_left(void) {
+    end e;
+    open_end(&e);
+    lull(e.nic);
+    epw_nic_lock(e.nic);
+    epw_link_tell(epw_nic_link(e.nic, e.link), EPW_FRAME_CONNECTED, 5, 6);
+    epw_nic_unlock(e.nic);
+    epw_frame frame = hear_frame(&e);
+    CHECK(frame.kind == EPW_FRAME_CONNECTED && frame.pair == 5 && frame.from == 6);
+    CHECK(atomic_load(&e.nic->dozing));
+    close_end(&e);
+}
+
+/* Others have rung, and found the lock taken by whoever has just left it to the pair's end. */
+static void the_end_of_a_pair_sends_for_others(void) {
+    end e;
+    epw_pair *ending;
+    open_end(&e);
+    epw_pair_options options = {.peer = 1, .key = e.key, .depth = DEPTH};
+    CHECK_OK(epw_pair_create(e.nic, &options, here, &ending));
+    lull(e.nic);
+    uint64_t marks[DEPTH] = {0};
+    epw_queue queue = queue_of(&e, marks);
+    post(&queue, 1, e.key, 0, 100);
+    epw_nic_lock(e.nic);
+    epw_pair_ring(e.pair);
+    pthread_mutex_unlock(&e.nic->lock);
+    epw_pair_destroy(ending);
+    CHECK(hear_frame(&e).bytes == 100);
+    hear_bytes(&e, 100, FILL);
+    CHECK(atomic_load(&e.nic->dozing));
+    close_end(&e);
+}
+
 /* ---- ACKs ---- */
 
 static void acknowledge(const end *e, int fd, uint32_t index) {
@@ -636,6 +718,9 @@ int main(void) {
     rows_may_lie_in_several_areas();
     a_frame_goes_to_two_areas();
     a_range_is_sent_as_one_frame();
+    what_a_look_takes_in_is_answered();
+    who_unlocks_sends_what_is_left();
+    the_end_of_a_pair_sends_for_others();
     acks_come_by_any_connection_of_the_peer();
     an_unused_pair_is_of_the_latest_connection();
     a_used_pair_ends_with_its_connection();

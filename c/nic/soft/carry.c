@@ -213,7 +213,6 @@ epw_status epw_pair_carry(epw_pair *pair, uint64_t link, uint32_t remote, const 
     if (epw_other_end_is_met(&pair->other, remote)) epw_pair_end_by_peer(pair);
     if (pair->link != NULL && epw_pair_has_more(pair)) epw_link_has_sender(pair->link, pair);
     epw_nic_unlock(nic);
-    epw_nic_poll(nic);
     if (err == 0) return EPW_OK;
     return epw_fail_errno(err, where,
                           "%s has no route to queue pair %u of the peer, whose address ends in %u.%u.%u.%u: "
@@ -226,6 +225,7 @@ epw_status epw_pair_carry(epw_pair *pair, uint64_t link, uint32_t remote, const 
 
 void epw_carry_add(epw_pair *pair) {
     epw_carrier *carrier = pair->nic->carrier;
+    pair->nic->unsent = true;
     if (pair->sends) return;
     pair->sends = true;
     pair->next_sender = NULL;

@@ -28,6 +28,7 @@ void epw_link_has_sender(epw_link *link, epw_pair *pair) {
         epw_carry_add(pair);
         return;
     }
+    link->nic->unsent = true;
     if (pair->sends) return;
     pair->sends = true;
     pair->next_sender = NULL;
@@ -52,6 +53,7 @@ void epw_link_drop_sender(epw_link *link, const epw_pair *pair) {
 
 void epw_link_has_answer(epw_link *link, epw_pair *pair) {
     uint64_t now = link->nic->now_ns;
+    link->nic->unsent = true;
     if (pair->owed.due || now == 0) link->urgent = true;
     if (link->acks_by == 0) link->acks_by = now + EPW_NIC_ACK_NS;
     if (pair->answers) return;
@@ -72,6 +74,7 @@ void epw_link_drop_answerer(epw_link *link, epw_pair *pair) {
 }
 
 static void add_notice(epw_link *link, epw_frame notice) {
+    link->nic->unsent = true;
     if (link->notice_count < LINK_NOTICES) link->notices[link->notice_count++] = notice;
 }
 

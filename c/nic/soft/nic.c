@@ -40,11 +40,6 @@ static void lock_last(epw_nic *nic) {
     pthread_mutex_lock(&nic->lock);
 }
 
-void epw_nic_unlock(epw_nic *nic) {
-    pthread_mutex_unlock(&nic->lock);
-    if (rung_again(nic)) epw_nic_poll(nic);
-}
-
 /* ---- connections: locked ---- */
 
 epw_link *epw_nic_link(const epw_nic *nic, uint64_t id) {
@@ -205,7 +200,6 @@ void epw_nic_announce_pair(epw_nic *nic, uint64_t id, uint32_t pair, uint32_t fr
     epw_link *link = epw_nic_link(nic, id);
     if (link != NULL) epw_link_tell(link, EPW_FRAME_CONNECTED, pair, from);
     epw_nic_unlock(nic);
-    epw_nic_poll(nic);
 }
 
 void epw_nic_set_owner(epw_nic *nic, const epw_nic_owner *owner) {
@@ -304,7 +298,7 @@ static bool send_those(epw_nic *nic, bool with_entries) {
 
 /* Entries first: they take ACKs with them. */
 static bool send_all(epw_nic *nic) {
-    nic->goes_on = false;
+    nic->goes_on = nic->unsent = false;
     epw_nic_heed_rung(nic);
     if (nic->strict != NULL) resume(nic);
     epw_carry_send(nic);
@@ -320,6 +314,12 @@ static void hand_over(epw_nic *nic, bool ack_waits) {
     needed |= nic->goes_on;
     if (needed && !nic->called) epw_nic_wake(nic);
     nic->called |= needed;
+}
+
+void epw_nic_unlock(epw_nic *nic) {
+    if (nic->unsent) hand_over(nic, send_all(nic));
+    pthread_mutex_unlock(&nic->lock);
+    if (rung_again(nic)) epw_nic_poll(nic);
 }
 
 /* If all bytes come through rings, sockets only show which ends are gone: drivers look at them this often,

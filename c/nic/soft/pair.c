@@ -170,8 +170,8 @@ void epw_pair_destroy(epw_pair *pair) {
     epw_nic *nic = pair->nic;
     epw_carry_leave(pair);
     epw_nic_lock(nic);
-    epw_nic_heed_rung(nic); /* it is no longer in that list */
     epw_carry_await(pair);
+    epw_nic_heed_rung(nic); /* it is no longer in that list */
     epw_carry_forget(pair);
     if (epw_pair_is_carried(pair) && !epw_pair_broken(pair)) end_carried(pair);
     epw_carry_end(pair);
@@ -183,8 +183,7 @@ void epw_pair_destroy(epw_pair *pair) {
         if (from == link) from = NULL;
     }
     if (from != NULL && from != link && !epw_link_forget(from, pair)) epw_nic_drop_link(nic, from);
-    epw_nic_unlock(nic);
-    epw_nic_poll(nic); /* for the others that were in that list */
+    epw_nic_unlock(nic); /* this sends for the others that were in that list */
     release(pair);
     free(pair);
 }
@@ -356,7 +355,6 @@ void epw_pair_connect(epw_pair *pair, uint64_t link, uint32_t remote) {
     if (pair->link == NULL) epw_pair_fail(pair, 0, EPW_SYNDROME_RETRIES);
     if (pair->link != NULL && epw_pair_has_more(pair)) epw_link_has_sender(pair->link, pair);
     epw_nic_unlock(nic);
-    epw_nic_poll(nic);
 }
 
 void epw_pair_announce(epw_pair *pair) {
@@ -364,7 +362,6 @@ void epw_pair_announce(epw_pair *pair) {
     epw_nic_lock(nic);
     if (pair->link != NULL) epw_link_tell(pair->link, EPW_FRAME_CONNECTED, pair->remote, pair->number);
     epw_nic_unlock(nic);
-    epw_nic_poll(nic);
 }
 
 bool epw_pair_is_heard(epw_pair *pair) {

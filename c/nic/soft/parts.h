@@ -149,6 +149,7 @@ struct epw_nic {
     uint64_t looked_ns; /* locked: when a driver last looked at sockets */
     bool goes_on;       /* locked: a ring has room for what was not sent in its turn */
     bool called;        /* locked: the thread has been woken, and has not reacted yet */
+    bool unsent;        /* locked: more is to be sent than when all last had their turn */
     atomic_uint stretch;
 
     epw_nic_traffic sent;
@@ -337,7 +338,8 @@ epw_fault epw_strict_take(epw_pair *pair, uint64_t index);
 /* Takes the NIC's lock, before a thread that takes it again and again. */
 void epw_nic_lock(epw_nic *nic);
 
-/* Unlocks the NIC, and works for threads that have rung meanwhile and found it locked. */
+/* Unlocks the NIC. Sends what the caller has left to be sent, since others that find the NIC locked leave it
+ * too; and works for threads that have rung meanwhile and found it locked. */
 void epw_nic_unlock(epw_nic *nic);
 
 /* The connection of an id, NULL if it is gone. */
