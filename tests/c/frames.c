@@ -402,6 +402,33 @@ static void hear_bytes(const end *e, uint32_t bytes, unsigned char of) {
     free(heard);
 }
 
+/* A reader that keeps up, here a ring with room for everything, does not hold up other connections. */
+static void a_turn_ends_after_a_while(void) {
+    enum { COUNT = 32, BYTES = 1000000, RING = 64 << 20, TURN = 8 << 20 };
+    const uint64_t all = COUNT * (uint64_t)(BYTES + EPW_FRAME_BYTES);
+    end e;
+    int fds[2];
+    uint64_t link, marks[DEPTH] = {0};
+    open_end(&e);
+    epw_queue queue = queue_of(&e, marks);
+    CHECK(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, fds));
+    CHECK_OK(epw_nic_add_ring_link(e.nic, fds[0], 1, RING, here, &link));
+    epw_pair_connect(e.pair, link, 77);
+    post(&queue, COUNT, e.key, 0, BYTES);
+    epw_nic_lock(e.nic);
+    uint64_t before = e.nic->sent.bytes;
+    epw_pair_ring(e.pair); /* finds the lock taken */
+    epw_nic_heed_rung(e.nic);
+    CHECK(epw_link_send(epw_nic_link(e.nic, link)));
+    uint64_t sent = e.nic->sent.bytes - before;
+    epw_nic_unlock(e.nic);
+    CHECK_MSG(sent == TURN, "%llu bytes in a turn", (unsigned long long)sent);
+    for (int ms = 0; ms < 5000 && epw_nic_sent(e.nic).bytes - before < all; ms++) usleep(1000);
+    CHECK(epw_nic_sent(e.nic).bytes - before == all && !epw_pair_broken(e.pair));
+    close(fds[1]);
+    close_end(&e);
+}
+
 /* ---- who sends ---- */
 
 /* Its thread sleeps, because somebody drives the NIC, and nothing wakes it. */
@@ -718,6 +745,7 @@ int main(void) {
     rows_may_lie_in_several_areas();
     a_frame_goes_to_two_areas();
     a_range_is_sent_as_one_frame();
+    a_turn_ends_after_a_while();
     what_a_look_takes_in_is_answered();
     who_unlocks_sends_what_is_left();
     the_end_of_a_pair_sends_for_others();

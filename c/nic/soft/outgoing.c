@@ -11,6 +11,7 @@
 enum {
     /* A turn of one connection ends after this much, so that others have theirs. */
     SEND_TURN_FRAMES = 4096,
+    SEND_TURN_BYTES = 8 << 20,
     /* A pair that has more waits for its next turn. */
     PAIR_TURN_FRAMES = 32
 };
@@ -225,21 +226,31 @@ bool epw_link_may_wait(const epw_link *link) {
 
 /* ---- system calls ---- */
 
-/* As sendmsg that does not block. */
-static ssize_t send_some(epw_link *link) {
-    const struct iovec *from = link->out + link->out_at;
-    size_t count = link->out_count - link->out_at;
+static ssize_t send_pieces(epw_link *link, struct iovec *from, size_t count) {
     if (link->rings.memory != NULL) return epw_ring_write(&link->rings.out, link->fd, from, count);
-    struct msghdr message = {.msg_iov = (struct iovec *)(uintptr_t)from, .msg_iovlen = count};
+    struct msghdr message = {.msg_iov = from, .msg_iovlen = count};
     return sendmsg(link->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
+/* As sendmsg that does not block, of at most so many bytes. */
+static ssize_t send_some(epw_link *link, uint64_t most) {
+    struct iovec *from = link->out + link->out_at, *last = from, *end = link->out + link->out_count;
+    uint64_t bytes = from->iov_len;
+    while (bytes < most && last + 1 < end) bytes += (++last)->iov_len;
+    size_t beyond = bytes > most ? bytes - most : 0;
+    last->iov_len -= beyond;
+    ssize_t n = send_pieces(link, from, (size_t)(last - from) + 1);
+    last->iov_len += beyond;
+    return n;
 }
 
 bool epw_link_send(epw_link *link) {
     if (link->awaits_rings) return true;
-    for (uint32_t frames = 0; frames < SEND_TURN_FRAMES && !link->frozen; frames += LINK_FRAMES) {
+    uint64_t left = SEND_TURN_BYTES;
+    for (uint32_t frames = 0; frames < SEND_TURN_FRAMES && left > 0 && !link->frozen; frames += LINK_FRAMES) {
         if (link->out_at == link->out_count) fill(link);
-        while (link->out_at < link->out_count) {
-            ssize_t n = send_some(link);
+        while (link->out_at < link->out_count && left > 0) {
+            ssize_t n = send_some(link, left);
             if (n < 0 && errno == EINTR) continue;
             if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
                 epw_nic_await_room(link, true);
@@ -248,7 +259,9 @@ bool epw_link_send(epw_link *link) {
             if (n < 0) return false;
             link->nic->sent.bytes += (uint64_t)n;
             sent(link, (size_t)n);
+            left -= (uint64_t)n;
         }
+        if (link->out_at < link->out_count) break;
         if (link->ends) return false;
         if (!epw_link_has_output(link)) {
             epw_nic_await_room(link, false);
