@@ -133,6 +133,7 @@ static int connect_by(const end *e, uint32_t peer, uint64_t *link) {
     int fds[2];
     CHECK(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds));
     CHECK(fcntl(fds[0], F_SETFL, O_NONBLOCK) == 0);
+    CHECK(!setsockopt(fds[0], SOL_SOCKET, SO_SNDBUF, &(int){1 << 16}, sizeof(int)));
     CHECK_OK(epw_nic_add_link(e->nic, fds[0], peer, here, link));
     return fds[1];
 }
@@ -400,6 +401,39 @@ static void hear_bytes(const end *e, uint32_t bytes, unsigned char of) {
     for (uint32_t i = 0; i < bytes; i++) wrong += heard[i] != of;
     CHECK_MSG(wrong == 0, "%u of %u bytes are not %u", wrong, bytes, of);
     free(heard);
+}
+
+/* What is left to be sent from a region that goes is copied, and nothing else: what other regions have to
+ * send still lies in them. */
+static void a_region_that_goes_takes_only_its_bytes_along(void) {
+    enum { LONG = 900000, SHORT = 50000, OLD = 1, NEW = 2, LENT = 3 };
+    end e;
+    open_end(&e);
+    unsigned char *lent = malloc(SHORT);
+    memset(lent, LENT, SHORT);
+    memset(e.window, OLD, WINDOW);
+    epw_region region = {.base = lent, .rights = EPW_REGION_READ, .count = 1, .stretches = {{0, SHORT}}};
+    uint32_t key = epw_nic_register(e.nic, &region);
+    uint64_t marks[DEPTH] = {0};
+    epw_queue queue = queue_of(&e, marks);
+    post(&queue, 1, e.key, 0, LONG); /* more than a socket holds */
+    post(&queue, 1, key, 0, SHORT);
+    post(&queue, 1, e.key, 0, SHORT);
+    epw_pair_ring(e.pair);
+    memset(e.window + LONG - SHORT, NEW, SHORT);
+    epw_nic_deregister(e.nic, key);
+    memset(lent, NEW, SHORT);
+    memset(e.window, NEW, SHORT);
+    CHECK(!epw_pair_idle(e.pair)); /* its thread takes the lock after this */
+    CHECK(hear_frame(&e).bytes == LONG);
+    hear_bytes(&e, LONG - SHORT, OLD);
+    hear_bytes(&e, SHORT, NEW);
+    CHECK(hear_frame(&e).index == 1);
+    hear_bytes(&e, SHORT, LENT);
+    CHECK(hear_frame(&e).index == 2);
+    hear_bytes(&e, SHORT, NEW);
+    free(lent);
+    close_end(&e);
 }
 
 /* A reader that keeps up, here a ring with room for everything, does not hold up other connections. */
@@ -745,6 +779,7 @@ int main(void) {
     rows_may_lie_in_several_areas();
     a_frame_goes_to_two_areas();
     a_range_is_sent_as_one_frame();
+    a_region_that_goes_takes_only_its_bytes_along();
     a_turn_ends_after_a_while();
     what_a_look_takes_in_is_answered();
     who_unlocks_sends_what_is_left();

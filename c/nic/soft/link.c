@@ -17,7 +17,7 @@ epw_link *epw_link_open(epw_nic *nic, int fd, uint32_t peer) {
 void epw_link_free(epw_link *link) {
     epw_rings_unmap(&link->rings);
     epw_fd_release(link->fd);
-    free(link->copied);
+    epw_link_drop_copied(link);
     free(link);
 }
 
@@ -103,10 +103,10 @@ bool epw_link_forget(epw_link *link, epw_pair *pair) {
     epw_link_drop_answerer(link, pair);
     epw_link_stop(link, pair, false);
     epw_link_stop(link, pair, true);
-    return epw_link_copy_out(link);
+    return epw_link_copy_out(link, NULL);
 }
 
-bool epw_link_forget_region(epw_link *link, uint32_t key) {
+bool epw_link_forget_region(epw_link *link, uint32_t key, const epw_region *region) {
     if (link->in_frame && link->to != NULL && link->key == key) {
         if (link->frame.kind == EPW_FRAME_ANSWER) {
             epw_pair_fail(link->to, link->frame.index, EPW_SYNDROME_PROTECTION);
@@ -114,5 +114,5 @@ bool epw_link_forget_region(epw_link *link, uint32_t key) {
             epw_link_stop(link, link->to, false);
         }
     }
-    return epw_link_copy_out(link);
+    return epw_link_copy_out(link, region);
 }

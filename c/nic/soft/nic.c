@@ -521,10 +521,13 @@ uint32_t epw_nic_carried_key(epw_nic *nic, uint32_t key) {
 
 void epw_nic_deregister(epw_nic *nic, uint32_t key) {
     epw_nic_lock(nic);
-    if (epw_regions_drop(&nic->regions, key)) {
+    const epw_region *found = epw_regions_find(&nic->regions, key);
+    if (found != NULL) {
+        const epw_region region = *found;
+        epw_regions_drop(&nic->regions, key);
         for (uint32_t i = 0; i < nic->link_count; i++) {
             epw_link *link = nic->links[i];
-            if (link != NULL && !epw_link_forget_region(link, key)) epw_nic_drop_link(nic, link);
+            if (link != NULL && !epw_link_forget_region(link, key, &region)) epw_nic_drop_link(nic, link);
         }
     }
     epw_nic_unlock(nic);

@@ -194,8 +194,7 @@ static void add_entries(epw_link *link) {
 }
 
 static void fill(epw_link *link) {
-    free(link->copied);
-    link->copied = NULL;
+    epw_link_drop_copied(link);
     link->out_at = link->out_count = link->heads_used = 0;
     link->last_head = NULL;
     add_answers(link);
@@ -273,20 +272,60 @@ bool epw_link_send(epw_link *link) {
     return true;
 }
 
-bool epw_link_copy_out(epw_link *link) {
-    size_t bytes = 0;
-    for (uint32_t i = link->out_at; i < link->out_count; i++) bytes += link->out[i].iov_len;
-    if (bytes == 0) return true;
-    unsigned char *copy = malloc(bytes), *at = copy;
-    if (copy == NULL) return false;
-    for (uint32_t i = link->out_at; i < link->out_count; i++) {
-        memcpy(at, link->out[i].iov_base, link->out[i].iov_len);
-        at += link->out[i].iov_len;
+/* ---- copies ---- */
+
+static bool lies_in(const void *at, const unsigned char *memory, uint64_t bytes) {
+    return (uintptr_t)at - (uintptr_t)memory < bytes;
+}
+
+/* Whether the piece has been copied, or never lay anywhere else. */
+static bool is_own(const epw_link *link, const struct iovec *piece) {
+    if (lies_in(piece->iov_base, link->heads, LINK_HEADS_BYTES)) return true;
+    for (const epw_copied *c = link->copied; c != NULL; c = c->next)
+        if (lies_in(piece->iov_base, c->at, c->bytes)) return true;
+    return false;
+}
+
+/* Pieces that lie next to each other are one, also if they are of two regions. */
+static bool touches(const epw_region *region, const struct iovec *piece) {
+    uintptr_t begin = (uintptr_t)piece->iov_base, end = begin + piece->iov_len;
+    for (uint32_t i = 0; i < region->count; i++) {
+        const epw_stretch *s = &region->stretches[i];
+        uintptr_t at = (uintptr_t)region->base + s->offset;
+        if (begin < at + s->bytes && at < end) return true;
     }
-    free(link->copied);
-    link->copied = copy;
-    link->out[0] = (struct iovec){.iov_base = copy, .iov_len = bytes};
-    link->out_at = 0;
-    link->out_count = 1;
+    return false;
+}
+
+static bool is_to_be_copied(const epw_link *link, const epw_region *region, const struct iovec *piece) {
+    return region != NULL ? touches(region, piece) : !is_own(link, piece);
+}
+
+bool epw_link_copy_out(epw_link *link, const epw_region *region) {
+    uint64_t bytes = 0;
+    for (uint32_t i = link->out_at; i < link->out_count; i++)
+        if (is_to_be_copied(link, region, &link->out[i])) bytes += link->out[i].iov_len;
+    if (bytes == 0) return true;
+    epw_copied *copied = malloc(sizeof *copied + bytes);
+    if (copied == NULL) return false;
+    unsigned char *at = copied->at;
+    for (uint32_t i = link->out_at; i < link->out_count; i++) {
+        struct iovec *piece = &link->out[i];
+        if (!is_to_be_copied(link, region, piece)) continue;
+        memcpy(at, piece->iov_base, piece->iov_len);
+        piece->iov_base = at;
+        at += piece->iov_len;
+    }
+    copied->bytes = bytes;
+    copied->next = link->copied;
+    link->copied = copied;
     return true;
+}
+
+void epw_link_drop_copied(epw_link *link) {
+    while (link->copied != NULL) {
+        epw_copied *next = link->copied->next;
+        free(link->copied);
+        link->copied = next;
+    }
 }

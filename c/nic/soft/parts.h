@@ -91,6 +91,13 @@ enum {
     LINK_NOTICES = 16
 };
 
+/* Bytes of frames under way whose pair or region is gone. */
+typedef struct epw_copied {
+    struct epw_copied *next;
+    uint64_t bytes;
+    unsigned char at[];
+} epw_copied;
+
 struct epw_link {
     epw_nic *nic;
     int fd;
@@ -110,7 +117,7 @@ struct epw_link {
     unsigned char heads[LINK_HEADS_BYTES];
     epw_frame last;           /* of those under way, where it may be extended, */
     unsigned char *last_head; /* and where its header lies; NULL: it may not be extended */
-    void *copied;             /* what is left of frames whose pair is gone */
+    epw_copied *copied;
     bool awaits_room;
     bool urgent;       /* one of the answerers has more to send than an ACK, which may wait */
     uint64_t acks_by;  /* then: until this time; 0: it waits for nothing */
@@ -284,16 +291,17 @@ void epw_link_stop(epw_link *link, const epw_pair *pair, bool answers);
 bool epw_link_forget(epw_link *link, epw_pair *pair);
 
 /* Nothing that arrives is placed in the region any more, and nothing is sent from it. False: as above. */
-bool epw_link_forget_region(epw_link *link, uint32_t key);
+bool epw_link_forget_region(epw_link *link, uint32_t key, const epw_region *region);
 
 /* ---- outgoing.c ---- */
 
 /* Sends as far as that does not block. False: the connection is gone. */
 bool epw_link_send(epw_link *link);
 
-/* Frames that are being sent point to bytes of pairs: copies what is left of them. False: there is no memory.
- */
-bool epw_link_copy_out(epw_link *link);
+/* Frames that are being sent point to bytes of regions: copies those that are left in this one, or in any if
+ * it is NULL. False: there is no memory. */
+bool epw_link_copy_out(epw_link *link, const epw_region *region);
+void epw_link_drop_copied(epw_link *link);
 
 /* ---- incoming.c ---- */
 
