@@ -284,8 +284,11 @@ void epw_nic_heed_rung(epw_nic *nic) {
     epw_pair *pair = atomic_exchange_explicit(&nic->rung, NULL, memory_order_acquire);
     while (pair != NULL) {
         epw_pair *next = atomic_load_explicit(&pair->rung_next, memory_order_relaxed);
-        /* Before the doorbell is read: a pair that is rung for from now on is pushed again. */
+        /* Before the record, the doorbell and `given_up` are read: a pair that is rung for from now on is
+         * pushed again. Writer of these three, then of `rung`: see push. Reader: this thread, after it has
+         * written `rung`. */
         atomic_store_explicit(&pair->rung, false, memory_order_seq_cst);
+        epw_notice_fence();
         heed(pair);
         pair = next;
     }
@@ -319,8 +322,13 @@ bool epw_pair_idle(epw_pair *pair) {
     return idle;
 }
 
+/* The two observers: the thread that has rung for the pair or given it up, and then finds `rung` set; and
+ * the NIC, which clears `rung` and then looks what it was rung for. Writer of the record, the doorbell and
+ * `given_up`: the former, before this. Reader: the NIC. Without a full fence on both sides the former may
+ * leave the pair to a NIC that has looked too early. */
 static void push(epw_pair *pair) {
     epw_nic *nic = pair->nic;
+    epw_notice_fence();
     if (!atomic_exchange_explicit(&pair->rung, true, memory_order_seq_cst)) {
         epw_pair *head = atomic_load_explicit(&nic->rung, memory_order_relaxed);
         do {
