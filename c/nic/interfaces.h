@@ -14,8 +14,8 @@ bool epw_interface_wanted(const char *filter, const char *name);
 bool epw_interface_is_named(const char *filter, const char *name);
 
 /* The addresses, without ports, of the interfaces that are up and pass the filter: no link-local ones, those
- * of the loopback interface only if there are no others or the filter names it, the first EPW_ADDRESSES_MAX.
- * EPW_ERR_INVALID if there are none, naming the filter and the interfaces. */
+ * of the loopback interface only if there are no others or the filter names it, each once, the first
+ * EPW_ADDRESSES_MAX. EPW_ERR_INVALID if there are none, naming the filter and the interfaces. */
 epw_status epw_interfaces_addresses(const char *filter, epw_where where, epw_addresses *out);
 
 #endif

@@ -7,8 +7,11 @@
 #include "nic/listen.h"
 
 #include <dirent.h>
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <ifaddrs.h>
+#include <net/if.h>
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <string.h>
@@ -781,6 +784,63 @@ static void filters_choose_interfaces(void) {
     CHECK(error_has("\"=nowhere7\"") && error_has("lo"));
 }
 
+/* ---- a made-up host ---- */
+
+static struct ifaddrs *made_up; /* its addresses; NULL: this host's are found */
+
+/* In place of the C library's. */
+int getifaddrs(struct ifaddrs **out) {
+    if (made_up == NULL) {
+        int (*found)(struct ifaddrs **);
+        *(void **)&found = dlsym(RTLD_NEXT, "getifaddrs");
+        return found(out);
+    }
+    *out = made_up;
+    return 0;
+}
+
+void freeifaddrs(struct ifaddrs *list) {
+    void (*freed)(struct ifaddrs *);
+    *(void **)&freed = dlsym(RTLD_NEXT, "freeifaddrs");
+    if (list != made_up) freed(list);
+}
+
+/* Three interfaces have one address, as with a bond and its parts, or a virtual router; the loopback
+ * interface has it, too. */
+static void an_address_of_several_interfaces_is_listed_once(void) {
+    static const char *const texts[] = {"127.0.0.1", "127.0.0.2", "127.0.0.1", "127.0.0.1", "127.0.0.1"};
+    enum { COUNT = sizeof texts / sizeof texts[0] };
+    static char names[COUNT][8];
+    struct ifaddrs list[COUNT];
+    struct sockaddr_storage addresses[COUNT];
+    memset(list, 0, sizeof list);
+    for (uint32_t i = 0; i < COUNT; i++) {
+        epw_address address;
+        CHECK_OK(epw_address_read(texts[i], here, &address));
+        epw_address_to_socket(&address, &addresses[i]);
+        snprintf(names[i], sizeof names[i], "made%u", i);
+        list[i] = (struct ifaddrs){.ifa_next = i + 1 < COUNT ? &list[i + 1] : NULL,
+                                   .ifa_name = names[i],
+                                   .ifa_flags = IFF_UP | (i + 1 == COUNT ? IFF_LOOPBACK : 0u),
+                                   .ifa_addr = (struct sockaddr *)&addresses[i]};
+    }
+    made_up = list;
+    epw_addresses found;
+    CHECK_OK(epw_interfaces_addresses("made", here, &found));
+    CHECK_MSG(found.count == 2, "%u addresses", found.count);
+    CHECK(found.list[0].bytes[3] == 1 && found.list[1].bytes[3] == 2);
+    epw_address address = loopback(0);
+    int fd = -1;
+    CHECK_OK(epw_listen(&address, 0, 0, here, &fd, NULL));
+    epw_fd_release(fd);
+    epw_links_options o = options_of(0);
+    o.address_count = 0;
+    o.interfaces = "made";
+    o.first_port = o.last_port = address.port;
+    epw_links_close(open_links(&o));
+    made_up = NULL;
+}
+
 /* Like a rank without settings: on all addresses of the machine. */
 static void links_come_up_over_what_there_is(void) {
     epw_links_options a = options_of(0), b = options_of(1);
@@ -868,6 +928,7 @@ int main(void) {
     wrong_addresses_are_named();
     address_bytes_are_checked();
     filters_choose_interfaces();
+    an_address_of_several_interfaces_is_listed_once();
     links_come_up_over_what_there_is();
     links_within_the_host();
     return check_result("links");
