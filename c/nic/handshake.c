@@ -86,6 +86,7 @@ int epw_handshake_dial(epw_handshake *h, const epw_address *address, const epw_a
     int fd = socket(name.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     int err = fd < 0 ? errno : adopt(h, fd);
     epw_process_unlock();
+    if (err) epw_handshake_close(h);
     if (err) return err;
     if (connect(h->fd, (struct sockaddr *)&name, length) == 0 || errno == EINPROGRESS || errno == EINTR)
         return 0;
@@ -101,10 +102,8 @@ int epw_handshake_accept(epw_handshake *h, int listener, const epw_auth_self *se
     int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
     int err = fd < 0 ? errno : adopt(h, fd);
     epw_process_unlock();
-    if (err == 0 && is_of_other_user(h->fd)) {
-        epw_handshake_close(h);
-        return EPERM;
-    }
+    if (err == 0 && is_of_other_user(h->fd)) err = EPERM;
+    if (err) epw_handshake_close(h);
     if (err == 0) bound_held_bytes(h->fd);
     return err == EWOULDBLOCK ? EAGAIN : err;
 }
@@ -177,8 +176,7 @@ const char *epw_handshake_explain(const epw_handshake *h, char text[EPW_HANDSHAK
 }
 
 void epw_handshake_close(epw_handshake *h) {
-    if (h->fd < 0) return;
-    epw_fd_release(h->fd);
+    if (h->fd >= 0) epw_fd_release(h->fd);
     h->fd = -1;
     explicit_bzero(h->auth.self.key, sizeof h->auth.self.key);
 }

@@ -16,12 +16,13 @@ typedef struct epw_handshake {
 
 enum { EPW_HANDSHAKE_TEXT = 200 };
 
-/* Starts to connect to `address` as the dialer of a link. Returns 0, or an errno value; then nothing is open.
- */
+/* Starts to connect to `address` as the dialer of a link. Returns 0, or an errno value; then it is as after
+ * epw_handshake_close. */
 int epw_handshake_dial(epw_handshake *h, const epw_address *address, const epw_auth_self *self,
                        const epw_auth_peer *peer);
 
-/* Takes the next connection of a listening socket. Returns 0 or an errno value, EAGAIN if there is none. */
+/* Takes the next connection of a listening socket. Returns 0 or an errno value, EAGAIN if there is none; then
+ * it is as after epw_handshake_close. */
 int epw_handshake_accept(epw_handshake *h, int listener, const epw_auth_self *self);
 
 /* Whether a connection that was being made is established; sets `error` if it has failed. */
@@ -37,7 +38,7 @@ uint32_t epw_handshake_events(const epw_handshake *h);
 /* Why it has failed. Returns `text`. */
 const char *epw_handshake_explain(const epw_handshake *h, char text[EPW_HANDSHAKE_TEXT]);
 
-/* Closes what is open. */
+/* Closes what is open, and wipes the key. */
 void epw_handshake_close(epw_handshake *h);
 
 #endif

@@ -106,6 +106,7 @@ static epw_status fresh_self(const epw_links *links, epw_auth_self *self) {
     _Static_assert(sizeof halves == EPW_AUTH_CHALLENGE_BYTES, "a challenge is two nonces long");
     epw_status status = epw_nonce_make(where, &halves[0]);
     if (status == EPW_OK) status = epw_nonce_make(where, &halves[1]);
+    if (status != EPW_OK) return status;
     *self = links->self;
     memcpy(self->challenge, halves, sizeof halves);
     return status;

@@ -2,6 +2,7 @@
  * without the key, and reasons of failures. */
 #include "base/clock.h"
 #include "check.h"
+#include "nic/handshake.h"
 #include "nic/interfaces.h"
 #include "nic/link.h"
 #include "nic/listen.h"
@@ -841,6 +842,40 @@ static void an_address_of_several_interfaces_is_listed_once(void) {
     made_up = NULL;
 }
 
+/* ---- keys ---- */
+
+static bool has_key(const epw_handshake *h) {
+    for (uint32_t i = 0; i < sizeof h->auth.self.key; i++)
+        if (h->auth.self.key[i] != 0) return true;
+    return false;
+}
+
+/* Its memory is freed next. */
+static void what_fails_keeps_no_key(void) {
+    epw_address address = loopback(0);
+    epw_auth_self self = {.rank = 1};
+    epw_handshake h;
+    int fd = -1;
+    memset(self.key, 0x4b, sizeof self.key);
+    CHECK_OK(epw_listen(&address, 0, 0, here, &fd, NULL));
+    CHECK(epw_handshake_accept(&h, fd, &self) == EAGAIN);
+    CHECK(h.fd < 0 && !has_key(&h));
+    const epw_auth_peer peer = {.rank = 2};
+    CHECK(epw_handshake_dial(&h, &address, &self, &peer) == 0 && has_key(&h));
+    epw_fd_release(h.fd);
+    h.fd = -1; /* as in a forked child, or after it was handed over */
+    epw_handshake_close(&h);
+    CHECK(!has_key(&h));
+    epw_fd_release(fd);
+    struct rlimit limit, none;
+    CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+    none = (struct rlimit){0, limit.rlim_max};
+    CHECK(setrlimit(RLIMIT_NOFILE, &none) == 0);
+    CHECK(epw_handshake_dial(&h, &address, &self, &peer) == EMFILE);
+    CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+    CHECK(h.fd < 0 && !has_key(&h));
+}
+
 /* Like a rank without settings: on all addresses of the machine. */
 static void links_come_up_over_what_there_is(void) {
     epw_links_options a = options_of(0), b = options_of(1);
@@ -929,6 +964,7 @@ int main(void) {
     address_bytes_are_checked();
     filters_choose_interfaces();
     an_address_of_several_interfaces_is_listed_once();
+    what_fails_keeps_no_key();
     links_come_up_over_what_there_is();
     links_within_the_host();
     return check_result("links");
