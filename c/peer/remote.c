@@ -429,7 +429,8 @@ void epw_remote_let_go(epw_peers *peers, uint32_t peer, const epw_nonce *whose) 
 void epw_remotes_close(epw_peers *peers) {
     uint64_t until = epw_now_ns() + EPW_FLUSH_NS;
     bool inherited = peers->fabric != NULL && epw_fabric_inherited(peers->fabric);
-    for (uint32_t peer = 0; peers->remotes != NULL && peer < peers->ranks && !inherited; peer++) {
+    bool made = peers->remotes != NULL && peers->offered != NULL; /* both, or the peers are not */
+    for (uint32_t peer = 0; made && !inherited && peer < peers->ranks; peer++) {
         if (peers->remotes[peer] != NULL) flush(peers->remotes[peer], until);
         destroy(peers->remotes[peer]);
         destroy(peers->offered[peer]);

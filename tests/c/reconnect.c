@@ -127,7 +127,16 @@ static void what_is_connected_is_not_used_up(void) {
     part(&g);
 }
 
+/* There was no memory for all tables of the peers. */
+static void peers_without_offers_are_closed(void) {
+    epw_peers peers = {.ranks = 2};
+    peers.remotes = calloc(2, sizeof peers.remotes[0]);
+    epw_remotes_close(&peers);
+    CHECK(peers.remotes == NULL);
+}
+
 int main(void) {
+    peers_without_offers_are_closed();
     setenv("EPW_TEST_PATH", "queue", 1);
     static const struct {
         const char *nic, *wire;
