@@ -987,6 +987,9 @@ fn try_store(store: &Store, other: &Store) {
     assert!(matches!(error, BootstrapError::Limit { .. }), "{error}");
     let error = store.set_blocking(&"k".repeat(513), "x").unwrap_err();
     assert!(matches!(error, BootstrapError::Limit { value: 513, limit: 512, .. }), "{error}");
+    // Not even a frame holds it.
+    let error = store.add_blocking(&"k".repeat(5 << 20), 1).unwrap_err();
+    assert!(matches!(error, BootstrapError::Limit { .. }) && error.to_string().contains("of a frame"));
 }
 
 #[test]

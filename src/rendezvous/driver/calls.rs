@@ -136,20 +136,20 @@ impl Calls {
     }
 }
 
-/// Whether a request fits a frame. Requests that are obviously small are not encoded for this.
+/// Whether a request fits a frame. Requests of a fixed size are not encoded for this.
 fn fits(op: &str, frame: &Frame) -> Result<(), BootstrapError> {
     match frame {
         Frame::Call {
             request:
-                Request::Round { .. }
-                | Request::Join { .. }
-                | Request::Introduce { .. }
-                | Request::Set { .. }
-                | Request::Get { .. },
+                Request::Resume { .. }
+                | Request::Retire { .. }
+                | Request::ReportDeath { .. }
+                | Request::Abort { .. }
+                | Request::Leave {},
             ..
-        } => {
+        } => Ok(()),
+        _ => {
             encode(frame).map(|_| ()).map_err(|_| too_long(op, MAX_BODY_BYTES + HEADER_BYTES, MAX_BODY_BYTES))
         }
-        _ => Ok(()),
     }
 }
