@@ -987,9 +987,42 @@ fn try_store(store: &Store, other: &Store) {
     assert!(matches!(error, BootstrapError::Limit { .. }), "{error}");
     let error = store.set_blocking(&"k".repeat(513), "x").unwrap_err();
     assert!(matches!(error, BootstrapError::Limit { value: 513, limit: 512, .. }), "{error}");
-    // Not even a frame holds it.
-    let error = store.add_blocking(&"k".repeat(5 << 20), 1).unwrap_err();
-    assert!(matches!(error, BootstrapError::Limit { .. }) && error.to_string().contains("of a frame"));
+    // Not even a frame holds these.
+    let long = "k".repeat(5 << 20);
+    for refused in [
+        store.add_blocking(&long, 1).unwrap_err(),
+        store.delete_blocking(&long).unwrap_err(),
+        store.delete_prefix_blocking(&long).unwrap_err(),
+    ] {
+        assert!(
+            matches!(refused, BootstrapError::Limit { .. }) && refused.to_string().contains("of a frame")
+        );
+    }
+
+    assert_eq!((other.delete_blocking("n"), store.delete_blocking("n")), (Ok(true), Ok(false)));
+    assert_eq!(store.add_blocking("n", 5), Ok(5));
+    for key in ["step/1/a", "step/1/b", "step/10/a"] {
+        store.set_blocking(key, key).unwrap();
+    }
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| other.wait_blocking(&["step/10/a", "step/1/c"], 20 * SECOND));
+        // By now the server usually has the wait; whether or not it has, it goes on waiting.
+        std::thread::sleep(SECOND / 20);
+        assert_eq!(store.delete_prefix_blocking("step/1/"), Ok(2));
+        assert_eq!(
+            (store.delete_blocking("step/1/c"), store.delete_blocking("step/10/a")),
+            (Ok(false), Ok(true))
+        );
+        store.set_blocking("step/1/c", "c").unwrap();
+        assert!(!waiter.is_finished());
+        store.set_blocking("step/10/a", "again").unwrap();
+        assert_eq!(waiter.join().unwrap().unwrap(), [b"again".to_vec(), b"c".to_vec()]);
+    });
+    let error = store.delete_prefix_blocking("").unwrap_err();
+    assert!(matches!(&error, BootstrapError::Invalid { field, .. } if field == "prefix"), "{error}");
+    let error = store.delete_blocking(&"k".repeat(513)).unwrap_err();
+    assert!(matches!(error, BootstrapError::Limit { value: 513, limit: 512, .. }), "{error}");
+    assert_eq!(other.get_blocking("a", SECOND).unwrap(), b"one");
 }
 
 #[test]

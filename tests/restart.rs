@@ -108,6 +108,8 @@ fn members_step_on_while_the_server_is_killed_and_change_once_it_is_back() {
         .collect();
     let mut groups: Vec<_> = joining.into_iter().map(|joining| joining.join().unwrap()).collect();
     groups[0].store().set_blocking("key", b"value").unwrap();
+    groups[1].store().set_blocking("past", b"value").unwrap();
+    assert_eq!(groups[0].store().delete_blocking("past"), Ok(true));
 
     server.kill();
     let steps = all(&groups, |group| {
@@ -127,6 +129,7 @@ fn members_step_on_while_the_server_is_killed_and_change_once_it_is_back() {
     assert_eq!(server.address, address);
     all(&groups, |group| group.barrier_blocking("back").unwrap());
     assert_eq!(groups[1].store().get_blocking("key", PATIENT).unwrap(), b"value");
+    assert_eq!(groups[1].store().delete_blocking("past"), Ok(false));
     drop(groups.pop());
     let began = Instant::now();
     all(&groups, |group| {

@@ -89,12 +89,18 @@ fn settle(groups: &[Group]) {
 fn a_run_goes_on_without_the_member_that_served_it() {
     let (_, mut groups) = formed(4);
     all(&groups, |group| group.barrier_blocking("ready").unwrap());
-    groups[1].store().set_blocking("key", b"value").unwrap();
+    let store = groups[1].store();
+    for key in ["key", "step/1/a", "step/1/b", "past"] {
+        store.set_blocking(key, b"value").unwrap();
+    }
+    assert_eq!((store.delete_prefix_blocking("step/1/"), store.delete_blocking("past")), (Ok(2), Ok(true)));
     settle(&groups);
     drop(groups.remove(0));
     steps_until(&groups, "1-3");
     all(&groups, |group| group.barrier_blocking("again").unwrap());
-    assert_eq!(groups[2].store().get_blocking("key", PATIENT).unwrap(), b"value");
+    let store = groups[2].store();
+    assert_eq!(store.get_blocking("key", PATIENT).unwrap(), b"value");
+    assert_eq!((store.delete_prefix_blocking("step/1/"), store.delete_blocking("past")), (Ok(0), Ok(false)));
     let sum = |group: &Group| group.store().add_blocking("n", 1).unwrap();
     let mut sums = all(&groups, sum);
     sums.sort();

@@ -155,6 +155,14 @@ impl Machine {
                 let outcomes = self.store.get(now, call, keys, deadline);
                 self.answer_all(outcomes);
             }
+            (Request::Delete { key }, _) => {
+                let deleted = self.store.delete(&key);
+                self.answer(call, deleted);
+            }
+            (Request::DeletePrefix { prefix }, _) => {
+                let deleted = self.store.delete_prefix(&prefix);
+                self.answer(call, deleted);
+            }
             (_, None) => {
                 let reason = "this client has not joined the run; join first".to_owned();
                 self.answer(call, Err(BootstrapError::OutOfOrder { op: "use the run".to_owned(), reason }));

@@ -201,6 +201,16 @@ pub enum Request {
         /// How long to wait; zero means not at all.
         deadline: Duration,
     },
+    /// Delete a key of the store, if it exists.
+    Delete {
+        /// The key.
+        key: String,
+    },
+    /// Delete all keys of the store with a prefix.
+    DeletePrefix {
+        /// What they begin with.
+        prefix: String,
+    },
 }
 wire!(enum Request {
     1 => Join { join },
@@ -214,6 +224,8 @@ wire!(enum Request {
     9 => Retire { rank },
     10 => Abort { change },
     11 => ReportDeath { rank, member },
+    12 => Delete { key },
+    13 => DeletePrefix { prefix },
 });
 
 /// The state of a rank, as the rendezvous server sees it.
@@ -445,6 +457,11 @@ pub enum Reply {
         /// In the order of the keys. Shared, because many clients may wait for the same values.
         values: Vec<Arc<Blob>>,
     },
+    /// The answer to a deletion.
+    Deleted {
+        /// How many keys existed.
+        keys: u64,
+    },
 }
 wire!(enum Reply {
     1 => Joined { joined },
@@ -452,6 +469,7 @@ wire!(enum Reply {
     3 => Done {},
     5 => Sum { sum },
     6 => Values { values },
+    7 => Deleted { keys },
 });
 
 /// Every message, in either direction.

@@ -1,6 +1,8 @@
-//! The run's key-value store. A request for keys that do not exist yet is parked at the first missing one.
+//! The run's key-value store. A request for keys that do not exist yet is parked at the first missing one, and stays
+//! there if an earlier one is deleted.
 
 use std::collections::BTreeMap;
+use std::ops::Bound;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -101,6 +103,35 @@ impl Store {
         self.park(Waiting { call, keys, began: now, until: now + deadline }).into_iter().collect()
     }
 
+    /// Deletes a key, if it exists. No wait is parked at one that exists, so all stay where they are.
+    pub(super) fn delete(&mut self, key: &str) -> Result<Reply, BootstrapError> {
+        BootstrapError::check("delete", "bytes of the key", key.len(), MAX_KEY_BYTES)?;
+        Ok(Reply::Deleted { keys: u64::from(self.remove(key)) })
+    }
+
+    /// Deletes all keys that begin with `prefix`.
+    pub(super) fn delete_prefix(&mut self, prefix: &str) -> Result<Reply, BootstrapError> {
+        const OP: &str = "delete keys with a prefix";
+        BootstrapError::check(OP, "bytes of the prefix", prefix.len(), MAX_KEY_BYTES)?;
+        if prefix.is_empty() {
+            return Err(BootstrapError::Invalid {
+                op: OP.to_owned(),
+                field: "prefix".to_owned(),
+                value: String::new(),
+                reason: "all keys begin with it; give at least a character".to_owned(),
+            });
+        }
+        let from = (Bound::Included(prefix), Bound::Unbounded);
+        let mut keys = 0;
+        while let Some((key, _)) = self.entries.range::<str, _>(from).next()
+            && key.starts_with(prefix)
+        {
+            let key = key.clone();
+            keys += u64::from(self.remove(&key));
+        }
+        Ok(Reply::Deleted { keys })
+    }
+
     /// Ends the waits whose time is over.
     pub(super) fn expire(&mut self, now: Duration) -> Vec<Outcome> {
         let mut outcomes = Vec::new();
@@ -134,9 +165,8 @@ impl Store {
             key.len() <= MAX_KEY_BYTES && value.0.len() <= MAX_VALUE_BYTES
         };
         let parked = |(key, waiting): (&String, &Vec<Waiting>)| {
-            let here =
-                |waiting: &Waiting| self.missing(waiting) == Some(key) && waiting.began <= waiting.until;
-            !waiting.is_empty() && waiting.iter().all(here)
+            let here = |waiting: &Waiting| waiting.keys.contains(key) && waiting.began <= waiting.until;
+            !self.entries.contains_key(key) && !waiting.is_empty() && waiting.iter().all(here)
         };
         self.bytes <= MAX_STORE_BYTES && self.entries.iter().all(fits) && self.waiting.iter().all(parked)
     }
@@ -187,6 +217,13 @@ impl Store {
         Ok(())
     }
 
+    /// Whether the key existed.
+    fn remove(&mut self, key: &str) -> bool {
+        let Some(value) = self.entries.remove(key) else { return false };
+        self.bytes -= cost(key, &value);
+        true
+    }
+
     fn sum(&self, key: &str, amount: i64) -> Result<i64, BootstrapError> {
         let Some(value) = self.entries.get(key) else { return Ok(amount) };
         let text = std::str::from_utf8(&value.0).ok();
@@ -203,7 +240,10 @@ impl Store {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+    use crate::rendezvous::wire::Request;
 
     const SECOND: Duration = Duration::from_secs(1);
 
@@ -265,6 +305,139 @@ mod tests {
         assert!(fits(store.set(call(1, 1), "k".into(), Blob(vec![0; 200]))));
         assert!(fits(store.set(call(1, 2), "k".into(), Blob(vec![0; 235]))));
         assert!(!fits(store.set(call(1, 3), "k".into(), Blob(vec![0; 236]))));
+    }
+
+    #[test]
+    fn a_deletion_frees_what_the_key_has_cost() {
+        let mut store = Store { bytes: MAX_STORE_BYTES - 300, ..Store::default() };
+        let fits = |outcomes: Vec<Outcome>| matches!(&outcomes[..], [(_, Ok(_))]);
+        for _ in 0..3 {
+            assert!(fits(store.set(call(1, 1), "k".into(), Blob(vec![0; 235]))));
+            assert!(!fits(store.set(call(1, 2), "l".into(), blob(""))));
+            assert_eq!(store.delete("k"), deleted(1));
+            assert_eq!(store.delete("k"), deleted(0));
+            assert!(fits(store.set(call(1, 3), "l".into(), Blob(vec![0; 235]))));
+            assert!(!fits(store.set(call(1, 4), "k".into(), blob(""))));
+            assert_eq!(store.delete_prefix("l"), deleted(1));
+        }
+        assert_eq!(store.bytes, MAX_STORE_BYTES - 300);
+    }
+
+    #[test]
+    fn a_prefix_deletes_the_keys_that_begin_with_it_and_counts_no_others() {
+        let mut store = Store::default();
+        for key in ["step", "step/", "step/1", "step/1/a", "step/1/\u{10ffff}", "step/10/a", "step/2"] {
+            store.set(call(1, 1), key.into(), blob(key));
+        }
+        store.get(SECOND, call(1, 2), texts(&["step/1/never"]), SECOND);
+        assert_eq!(store.delete_prefix("step/1/"), deleted(2));
+        assert_eq!(store.delete_prefix("step/1/"), deleted(0));
+        assert!(store.entries.keys().eq(["step", "step/", "step/1", "step/10/a", "step/2"]));
+        assert_eq!(store.delete_prefix("step"), deleted(5));
+        assert_eq!((store.bytes, store.expire(2 * SECOND).len()), (0, 1));
+    }
+
+    #[test]
+    fn no_prefix_and_what_is_longer_than_keys_are_deletes_nothing() {
+        let mut store = Store::default();
+        store.set(call(1, 1), "a".into(), blob("1"));
+        let said = |refused: Result<Reply, BootstrapError>| refused.unwrap_err().to_string();
+        assert_eq!(
+            said(store.delete_prefix("")),
+            "delete keys with a prefix: prefix is \"\": all keys begin with it; give at least a character"
+        );
+        let long = "a".repeat(513);
+        assert_eq!(said(store.delete(&long)), "delete: bytes of the key is 513, the limit is 512");
+        assert_eq!(
+            said(store.delete_prefix(&long)),
+            "delete keys with a prefix: bytes of the prefix is 513, the limit is 512"
+        );
+        assert_eq!(store.delete_prefix("a"), deleted(1));
+    }
+
+    #[test]
+    fn who_waits_goes_on_waiting_when_keys_are_deleted() {
+        let mut store = Store::default();
+        store.set(call(1, 1), "a".into(), blob("old"));
+        assert!(store.get(SECOND, call(2, 1), texts(&["a", "b"]), SECOND).is_empty());
+        assert_eq!((store.delete("b"), store.delete("a")), (deleted(0), deleted(1)));
+        assert!(store.can_be() && store.next_deadline() == Some(2 * SECOND));
+        // Now it lacks the other one.
+        assert_eq!(store.set(call(1, 2), "b".into(), blob("2")), [(call(1, 2), Ok(Reply::Done {}))]);
+        assert!(store.can_be() && store.next_deadline() == Some(2 * SECOND));
+        let values = [blob("new"), blob("2")].map(Arc::new).to_vec();
+        assert_eq!(
+            store.set(call(1, 3), "a".into(), blob("new")),
+            [(call(1, 3), Ok(Reply::Done {})), (call(2, 1), Ok(Reply::Values { values }))]
+        );
+    }
+
+    #[test]
+    fn nobody_waits_for_a_key_that_exists_or_was_not_asked_for() {
+        let waits = |at: &str, set: &str| {
+            let mut store = Store::default();
+            store.set(call(1, 1), set.into(), blob("1"));
+            let (keys, began, until) = (texts(&["a", "b"]), SECOND, SECOND);
+            store.waiting.insert(at.into(), vec![Waiting { call: call(2, 1), keys, began, until }]);
+            store
+        };
+        assert!(waits("a", "b").can_be() && waits("b", "a").can_be() && waits("b", "c").can_be());
+        assert!(!waits("a", "a").can_be() && !waits("c", "a").can_be());
+    }
+
+    fn deleted(keys: u64) -> Result<Reply, BootstrapError> {
+        Ok(Reply::Deleted { keys })
+    }
+
+    /// What changes a few keys, many of which are prefixes of others.
+    fn change() -> impl Strategy<Value = Request> {
+        let key = || "[ab]{1,3}";
+        let value = proptest::collection::vec(any::<u8>(), 0..40).prop_map(Blob);
+        prop_oneof![
+            (key(), value).prop_map(|(key, value)| Request::Set { key, value }),
+            (key(), any::<i64>()).prop_map(|(key, amount)| Request::Add { key, amount }),
+            key().prop_map(|key| Request::Delete { key }),
+            "[ab]{0,2}".prop_map(|prefix| Request::DeletePrefix { prefix }),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn the_store_holds_and_counts_what_was_set_and_not_deleted(
+            changes in proptest::collection::vec(change(), 0..80),
+        ) {
+            let mut store = Store::default();
+            let mut held: BTreeMap<String, Arc<Blob>> = BTreeMap::new();
+            for change in changes {
+                let before = held.len();
+                match change {
+                    Request::Set { key, value } => {
+                        store.set(call(1, 1), key.clone(), value.clone());
+                        held.insert(key, Arc::new(value));
+                    }
+                    Request::Add { key, amount } => {
+                        if let [(_, Ok(Reply::Sum { sum }))] = &store.add(call(1, 1), key.clone(), amount)[..] {
+                            held.insert(key, Arc::new(blob(&sum.to_string())));
+                        }
+                    }
+                    Request::Delete { key } => {
+                        held.remove(&key);
+                        prop_assert_eq!(store.delete(&key), deleted((before - held.len()) as u64));
+                    }
+                    Request::DeletePrefix { prefix } if prefix.is_empty() => {
+                        prop_assert!(store.delete_prefix(&prefix).is_err());
+                    }
+                    Request::DeletePrefix { prefix } => {
+                        held.retain(|key, _| !key.starts_with(&prefix));
+                        prop_assert_eq!(store.delete_prefix(&prefix), deleted((before - held.len()) as u64));
+                    }
+                    other => panic!("{other:?}"),
+                }
+                prop_assert_eq!(&store.entries, &held);
+                let bytes: usize = held.iter().map(|(key, value)| key.len() + value.0.len() + 64).sum();
+                prop_assert_eq!(store.bytes, bytes);
+            }
+        }
     }
 
     #[test]

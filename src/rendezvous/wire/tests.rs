@@ -48,6 +48,8 @@ fn request() -> impl Strategy<Value = Request> {
     let add = (text(), any::<i64>()).prop_map(|(key, amount)| Request::Add { key, amount });
     let get = (proptest::collection::vec(text(), 0..4), time())
         .prop_map(|(keys, deadline)| Request::Get { keys, deadline });
+    let delete = text().prop_map(|key| Request::Delete { key });
+    let delete_prefix = text().prop_map(|prefix| Request::DeletePrefix { prefix });
     let introduce = (any::<u32>(), proptest::collection::vec(blob(), 0..3), time())
         .prop_map(|(rank, blobs, deadline)| Request::Introduce { rank, blobs, deadline });
     let change = prop_oneof![
@@ -55,7 +57,7 @@ fn request() -> impl Strategy<Value = Request> {
         any::<u32>().prop_map(|rank| Request::Retire { rank }),
         (any::<u32>(), any::<u128>()).prop_map(|(rank, member)| Request::ReportDeath { rank, member }),
     ];
-    prop_oneof![join, round, introduce, change, Just(Request::Leave {}), set, add, get]
+    prop_oneof![join, round, introduce, change, Just(Request::Leave {}), set, add, get, delete, delete_prefix]
 }
 
 fn view() -> impl Strategy<Value = View> {
@@ -139,6 +141,7 @@ fn reply() -> impl Strategy<Value = Reply> {
         any::<i64>().prop_map(|sum| Reply::Sum { sum }),
         proptest::collection::vec(blob().prop_map(Arc::new), 0..4)
             .prop_map(|values| Reply::Values { values }),
+        any::<u64>().prop_map(|keys| Reply::Deleted { keys }),
     ]
 }
 
@@ -221,14 +224,14 @@ proptest! {
 #[test]
 fn the_header_says_what_is_wrong() {
     let bytes = encode(&Frame::Pong {}).unwrap();
-    assert_eq!(bytes, [b'E', b'P', b'W', b'R', 9, 0, 2, 0, 0, 0, 9, 0]);
+    assert_eq!(bytes, [b'E', b'P', b'W', b'R', 10, 0, 2, 0, 0, 0, 9, 0]);
     let with = |at: usize, byte: u8| {
         let mut changed = bytes.clone();
         changed[at] = byte;
         decode(&changed)
     };
     assert_eq!(with(0, b'X'), Err(WireError::Magic));
-    assert_eq!(with(4, 10), Err(WireError::Version { ours: PROTOCOL_VERSION, theirs: 10 }));
+    assert_eq!(with(4, 11), Err(WireError::Version { ours: PROTOCOL_VERSION, theirs: 11 }));
     assert_eq!(with(9, 255), Err(WireError::TooLong { bytes: 0xff00_0002, limit: MAX_PEER_BYTES }));
     assert_eq!(with(10, 99), Err(WireError::Invalid { what: "Frame" }));
     assert_eq!(decode(b""), Err(WireError::Truncated));

@@ -88,7 +88,7 @@ impl Chaos {
 
     fn request(&mut self, session: SessionId) -> Request {
         let deadline = self.time();
-        match self.below(15) {
+        match self.below(17) {
             0 => Request::Leave {},
             14 => Request::ReportDeath { rank: self.below(5) as u32, member: u128::from(self.below(16)) },
             13 => Request::Retire { rank: self.below(5) as u32 },
@@ -98,6 +98,8 @@ impl Chaos {
                 let join = join(rank as u32, u128::from(self.below(2) * 10 + rank), WORLD);
                 Request::Join { join: Join { deadline, ..join } }
             }
+            16 => Request::DeletePrefix { prefix: self.key() },
+            15 => Request::Delete { key: self.key() },
             4 => Request::Set { key: self.key(), value: self.blobs(2).remove(1) },
             5 => Request::Add { key: self.key(), amount: 1 },
             6 => Request::Get { keys: (0..self.below(4)).map(|_| self.key()).collect(), deadline },
