@@ -184,6 +184,7 @@ impl Supervised {
         mut again: impl FnMut(u32) -> io::Result<Child>,
     ) -> io::Result<Ended> {
         let mut ended = Ended::Success;
+        let mut lost = None;
         // `None`: never, also if the grace period exceeds what clocks can express.
         let mut terminate_at: Option<Instant> = None;
         let mut kill_at: Option<Instant> = None;
@@ -195,7 +196,7 @@ impl Supervised {
                 // Nobody is started any more: those that were to be have failed for good.
                 failed.extend(self.due.drain(..).map(|due| (due.rank, due.status)));
             }
-            for (rank, status) in self.reap()? {
+            for (rank, status) in self.reap(&mut lost)? {
                 if !self.ending && restarts.take(Instant::now()) {
                     self.restart_later(rank, status, restarts.to_string());
                 } else {
@@ -220,10 +221,14 @@ impl Supervised {
                     });
                 }
             }
-            if self.children.is_empty() && self.due.is_empty() {
-                return Ok(ended);
-            }
             let now = Instant::now();
+            if lost.is_some() && !std::mem::replace(&mut self.ending, true) {
+                terminate_at = terminate_at.or(now.checked_add(grace));
+                continue; // nobody is started any more
+            }
+            if self.children.is_empty() && self.due.is_empty() {
+                return lost.map_or(Ok(ended), Err);
+            }
             if !told && terminate_at.is_some_and(|at| now >= at) {
                 say(Level::Info, || format!("SIGTERM to {}", self.ranks().named()));
                 self.signal(libc::SIGTERM);
@@ -278,22 +283,31 @@ impl Supervised {
     }
 
     /// Removes the children that have ended, and returns those that failed. A killed one comes before those that exited
-    /// by themselves, which may have exited because they lost it.
-    fn reap(&mut self) -> io::Result<Vec<(u32, ExitStatus)>> {
+    /// by themselves, which may have exited because they lost it. Of one that something else has reaped, `lost` becomes the
+    /// error: how it ended is not known, and its id may be that of another process.
+    fn reap(&mut self, lost: &mut Option<io::Error>) -> io::Result<Vec<(u32, ExitStatus)>> {
         let mut failed: Vec<(u32, ExitStatus)> = Vec::new();
         let mut i = 0;
         while i < self.children.len() {
             let (rank, child) = &mut self.children[i];
             // Until it is reaped, nobody else can get its id: the server is told before that.
             if let Some(deaths) = &self.deaths
-                && has_ended(child)?
+                && matches!(has_ended(child), Ok(true))
                 && !deaths.report(*rank, child.id())
             {
                 i += 1; // the server is busy: try again next time
                 continue;
             }
-            match child.try_wait()? {
-                Some(status) => {
+            match child.try_wait() {
+                Err(error) if error.raw_os_error() == Some(libc::ECHILD) => {
+                    let (rank, id) = (*rank, child.id());
+                    say(Level::Warn, || format!("rank {rank}, process {id}, was reaped by somebody else"));
+                    self.processes.lock().remove(&rank);
+                    self.children.remove(i);
+                    *lost = Some(error);
+                }
+                Err(error) => return Err(error),
+                Ok(Some(status)) => {
                     let (rank, id) = (*rank, child.id());
                     let level = if status.success() || self.ending { Level::Info } else { Level::Warn };
                     say(level, || format!("rank {rank}, process {id}, has ended: {status}"));
@@ -303,7 +317,7 @@ impl Supervised {
                     self.processes.lock().remove(&rank);
                     self.children.remove(i);
                 }
-                None => i += 1,
+                Ok(None) => i += 1,
             }
         }
         failed.sort_by_key(|(_, status)| status.signal().is_none());
@@ -313,7 +327,7 @@ impl Supervised {
     fn signal(&self, signal: libc::c_int) {
         for (_, child) in &self.children {
             // SAFETY: kill() touches no memory. The child has not been reaped (it would have left `children`), so its id
-            // cannot have passed to another process.
+            // cannot have passed to another process; unless something else reaps children, since the last look.
             unsafe { libc::kill(child.id() as libc::pid_t, signal) };
         }
     }
@@ -377,6 +391,29 @@ mod tests {
         assert_eq!(at, [true, true, false]);
         assert_eq!(taken.to_string(), "restart 2 of 2");
         assert!(!Restarts::new(0, Some(second)).take(began), "none at all");
+    }
+
+    #[test]
+    fn a_rank_that_somebody_else_has_reaped_ends_the_others_in_their_grace() {
+        let shell = |script: &str| std::process::Command::new("sh").args(["-c", script]).spawn().unwrap();
+        let file = std::env::temp_dir().join(format!("epwire-supervise-{}", std::process::id()));
+        let ends =
+            format!("trap 'echo ended > {}; exit 0' TERM; while :; do sleep 0.05; done", file.display());
+        let processes = Processes::default();
+        let mut supervised = Supervised::new(None, processes.clone());
+        supervised.add(0, shell("exit 0"), None);
+        supervised.add(1, shell(&ends), None);
+        let id = supervised.ids()[0] as libc::pid_t;
+        // SAFETY: waitpid may be given no place for the status.
+        assert_eq!(unsafe { libc::waitpid(id, std::ptr::null_mut(), 0) }, id);
+        let (_open, stop) = mpsc::channel();
+        let grace = Duration::from_secs(2);
+        let again = |_| Err(io::ErrorKind::Unsupported.into());
+        let error = supervised.supervise(grace, &stop, Restarts::new(5, None), again).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ECHILD), "{error}");
+        let text = std::fs::read_to_string(&file).expect("rank 1 was killed without SIGTERM");
+        let _ = std::fs::remove_file(&file);
+        assert_eq!((text.as_str(), processes.id(0), processes.id(1)), ("ended\n", None, None));
     }
 
     #[test]
