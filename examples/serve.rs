@@ -117,11 +117,13 @@ async fn rank(launch: &Launch, listen: SocketAddr) -> Result<(), Box<dyn StdErro
     if *world != RANKS {
         return Err(format!("serve has {RANKS} ranks, but {source} has started {world}").into());
     }
-    let signals = Signals::new()?; // from now on a signal ends nobody by itself
+    let mut signals = Signals::new()?; // from now on a signal ends nobody by itself
     let options = GroupOptions::from_launch(launch).token(Token::from_env()?);
     let group = loop {
         match Group::join(options.clone()).await {
-            Err(Fenced { .. }) => sleep(PAUSE).await, // the process that this one replaces is still ending
+            // The process that this one replaces is still ending.
+            Err(Fenced { .. }) if timeout(PAUSE, signals.received()).await.is_ok() => return Ok(()),
+            Err(Fenced { .. }) => {}
             joined => break joined?,
         }
     };

@@ -15,6 +15,8 @@ mod host;
 #[path = "../common/launch.rs"]
 mod launch;
 mod moe;
+#[path = "../common/print.rs"]
+mod print;
 
 use std::process::ExitCode;
 
@@ -66,7 +68,7 @@ fn main() -> ExitCode {
         launch::start("candle_moe", args.ranks, check, |launch| run(&args, launch))
     });
     ended.unwrap_or_else(|error| {
-        eprintln!("candle_moe: {error}");
+        print::complain("candle_moe", &error);
         ExitCode::FAILURE
     })
 }
@@ -102,7 +104,7 @@ fn run(args: &Args, launch: Option<&Launch>) -> Result<ExitCode> {
     }
     if rank == 0 {
         let experts = moe.experts.len();
-        println!("candle_moe: OK ranks={ranks} tokens={TOKENS} experts={experts} different=0");
+        print::print(&format!("candle_moe: OK ranks={ranks} tokens={TOKENS} experts={experts} different=0"))?;
     }
     group.leave_blocking()?;
     Ok(ExitCode::SUCCESS)

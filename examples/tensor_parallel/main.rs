@@ -24,7 +24,7 @@ use epwire::{
     Comm, CommConfig, Group, Reduction, comm::CommBuffer, env::Token, group::GroupOptions, launch::Launch,
 };
 
-use mlp::{Mlp, Shape, max_rel_err};
+use mlp::{Mlp, Shape, max_rel_err, worse};
 use print::print;
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
@@ -121,7 +121,7 @@ fn as_rank(args: &Args, launch: Option<&Launch>) -> Result<ExitCode> {
         }
     };
 
-    let error = max_rel_err(&reduced, &expected).max(max_rel_err(&scattered, &expected[own.clone()]));
+    let error = worse(max_rel_err(&reduced, &expected), max_rel_err(&scattered, &expected[own.clone()]));
     // Both add the same parts in the order of the ranks.
     let same = scattered[..] == reduced[own];
     let mut worst = [error, if same { 0.0 } else { 1.0 }];

@@ -76,10 +76,12 @@ fn numbers(seed: u64, count: usize) -> impl Iterator<Item = f32> {
 /// Relative to the largest value expected.
 pub fn max_rel_err(found: &[f32], expected: &[f32]) -> f32 {
     let largest = expected.iter().fold(f32::MIN_POSITIVE, |largest, x| largest.max(x.abs()));
-    // Not a number if either is.
-    let worse =
-        |worst: f32, error: f32| if error.is_nan() || worst.is_nan() { f32::NAN } else { worst.max(error) };
     found.iter().zip(expected).map(|(x, y)| (x - y).abs() / largest).fold(0.0, worse)
+}
+
+/// The larger one, or not a number if either is not: `f32::max` would drop that.
+pub fn worse(one: f32, other: f32) -> f32 {
+    if one.is_nan() || other.is_nan() { f32::NAN } else { one.max(other) }
 }
 
 /// Without the part of every rank there is no result.
