@@ -1,4 +1,4 @@
-//! Tensors on GPUs. cudarc's guards travel with the views: they tell candle's memory where each use ends.
+//! Tensors on GPUs. Guards travel with the views: they tell cudarc where each use of candle's memory ends.
 
 use std::sync::Arc;
 
@@ -17,7 +17,8 @@ impl Held<'_> {
     /// candle has enqueued so far.
     ///
     /// The operation reads the tensor after the call that enqueues it. On another stream than candle's, do not write the tensor in
-    /// place before the operation has completed: candle would not wait for it. Dropping the tensor is fine.
+    /// place before the operation has completed: candle would not wait for it. Dropping the tensor is fine: its memory is kept until
+    /// a view is made after the operation has ended.
     ///
     /// # Errors
     /// [`Error::Invalid`] if it has another shape, is not on a GPU, has an element type that no operation takes, or `stream` has
@@ -45,7 +46,10 @@ impl Held<'_> {
     ) -> Result<TensorRef<'s>> {
         check_context(slice, stream)?;
         follow(stream, slice.stream())?;
-        TensorRef::strided(slice, self.layout.start_offset(), self.shape()?, stream).map_err(invalid)
+        // On candle's own stream the memory is freed behind the operation.
+        let is_apart = !Arc::ptr_eq(stream, slice.stream());
+        let memory = is_apart.then(|| Arc::new(self.tensor.detach()) as _);
+        TensorRef::strided(slice, self.layout.start_offset(), self.shape()?, stream, memory).map_err(invalid)
     }
 }
 
@@ -55,7 +59,9 @@ impl Held<'_> {
 /// expert's count.
 #[derive(Debug)]
 pub struct Output<T> {
+    /// Of one element at least: CUDA allocates no less.
     slice: CudaSlice<T>,
+    len: usize,
     device: CudaDevice,
 }
 
@@ -71,14 +77,14 @@ impl<T: Element + CudaDType + DeviceRepr> Output<T> {
             ));
         };
         // SAFETY: whatever is in that memory, every bit pattern is a value of T (Element).
-        let mut slice = unsafe { device.alloc::<T>(len) }.map_err(|error| {
+        let mut slice = unsafe { device.alloc::<T>(len.max(1)) }.map_err(|error| {
             let text = format!("no memory on the GPU for {len} of {:?}: {error}", T::DTYPE);
             Error::NoMemory(Failure { operation: "candle".into(), rank: None, peer: None, text })
         })?;
         // Counts as a write, which other streams wait for: what candle has enqueued may still use that memory, as a tensor's that is
         // dropped by now.
         drop(slice.device_ptr_mut(&device.cuda_stream()));
-        Ok(Self { slice, device: device.clone() })
+        Ok(Self { slice, len, device: device.clone() })
     }
 
     /// All of it, to be enqueued on `stream`.
@@ -87,7 +93,9 @@ impl<T: Element + CudaDType + DeviceRepr> Output<T> {
     /// [`Error::Invalid`] if `stream` has another context than the device.
     pub fn view_on<'s>(&'s mut self, stream: &'s Arc<CudaStream>) -> Result<TensorMut<'s>> {
         check_context(&self.slice, stream)?;
-        Ok(TensorMut::from_slice(&mut self.slice, stream))
+        let mut view = TensorMut::from_slice(&mut self.slice, stream);
+        view.len = self.len;
+        Ok(view)
     }
 
     /// The memory as a tensor of this shape. Nothing is copied, and candle's operations on it run after those enqueued so far.
@@ -95,7 +103,7 @@ impl<T: Element + CudaDType + DeviceRepr> Output<T> {
     /// # Errors
     /// [`Error::Invalid`] if the shape has another number of elements.
     pub fn into_tensor(self, shape: impl Into<Shape>) -> Result<Tensor> {
-        let (shape, len) = (shape.into(), self.slice.len());
+        let (shape, len) = (shape.into(), self.len);
         if shape.elem_count() != len {
             return Err(invalid(format!("the shape {shape:?} is not one of {len} elements")));
         }

@@ -8,6 +8,8 @@ use crate::tensor::{Element, TensorRef};
 /// Keeps others from writing a tensor while it exists. It stays on its thread, as candle's lock does.
 #[derive(Debug)]
 pub struct Held<'a> {
+    #[cfg(feature = "candle-cuda")]
+    pub(super) tensor: &'a Tensor,
     pub(super) storage: StorageRef<'a>,
     pub(super) layout: &'a Layout,
 }
@@ -16,7 +18,12 @@ pub struct Held<'a> {
 /// released.
 pub fn hold(tensor: &Tensor) -> Held<'_> {
     let (storage, layout) = tensor.storage_and_layout();
-    Held { storage, layout }
+    Held {
+        #[cfg(feature = "candle-cuda")]
+        tensor,
+        storage,
+        layout,
+    }
 }
 
 impl Held<'_> {

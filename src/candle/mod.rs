@@ -32,8 +32,9 @@
 //! A view is made for the stream that the call enqueues on. That is best the one on which candle computes,
 //! `CudaDevice::cuda_stream`: everything then runs in the order of the calls, and nothing waits on the host. If it is
 //! another stream of that device's context, events that cudarc records put the two in order: the operation runs after what candle had
-//! enqueued when the view was made, and what candle enqueues after the call waits for the operation where it needs the same memory. A
-//! stream of another context is refused, even of one of the same GPU.
+//! enqueued when the view was made, and what candle enqueues after the call waits for the operation where it needs the output's
+//! memory. A tensor that is read may be read by candle at the same time, and dropped: its memory is kept until the operation has
+//! ended. A stream of another context is refused, even of one of the same GPU.
 //!
 //! `Device::new_cuda_with_stream` gives candle a stream of its own. That of `Device::new_cuda` is the per-thread default stream,
 //! another one on each thread: with it create tensors, enqueue, and drop handles on one thread. candle loads its kernels when it

@@ -1,12 +1,11 @@
-//! Views of cudarc's slices. The guards that cudarc returns travel with the view, which the enqueuing call consumes:
-//! they are dropped, and record where the use ends, after the kernel has been enqueued on the stream.
+//! Views of cudarc's slices. A guard travels with the view, which the enqueuing call consumes: it is dropped, and records where
+//! the use ends, after the kernel has been enqueued on the stream.
 
-use ::cudarc::driver::{
-    CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop,
-};
+use ::cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceSlice};
 
 use std::sync::Arc;
 
+use super::guard::Guard;
 use super::view::{Origin, TensorMut, TensorRef, address};
 use crate::tensor::Element;
 use crate::tensor::sealed::Matrix;
@@ -23,13 +22,15 @@ impl<'a> TensorRef<'a> {
         Self::over(view, cols, stream)
     }
 
-    /// Of the elements of a slice from `first` on: `rows` of `cols`, `row_stride` elements apart.
+    /// Of the elements of a slice from `first` on: `rows` of `cols`, `row_stride` elements apart. `memory` keeps the slice, and is
+    /// kept until the stream has run the work.
     #[cfg(feature = "candle-cuda")]
     pub(crate) fn strided<T: Element>(
         slice: &'a CudaSlice<T>,
         first: usize,
         [rows, cols, row_stride]: [usize; 3],
         stream: &'a CudaStream,
+        memory: Option<super::kept::Memory>,
     ) -> Result<Self, String> {
         let first = first.min(slice.len());
         crate::tensor::fits(slice.len() - first, rows, cols, row_stride)?;
@@ -41,6 +42,8 @@ impl<'a> TensorRef<'a> {
             cols,
             row_stride: row_stride.saturating_mul(size_of::<T>()),
         };
+        let mut guard = Guard::new(guard, stream);
+        guard.memory = memory;
         Ok(Self::guarded(matrix, origin(slice, stream), Some(guard)))
     }
 
@@ -53,7 +56,7 @@ impl<'a> TensorRef<'a> {
             cols,
             row_stride: cols.saturating_mul(size_of::<T>()),
         };
-        Self::guarded(matrix, origin(memory, stream), Some(guard))
+        Self::guarded(matrix, origin(memory, stream), Some(Guard::new(guard, stream)))
     }
 }
 
@@ -71,7 +74,7 @@ impl<'a> TensorMut<'a> {
     fn over<T: Element>(memory: &'a mut impl DevicePtrMut<T>, stream: &'a CudaStream) -> Self {
         let (origin, len) = (origin(memory, stream), memory.len());
         let (ptr, guard) = memory.device_ptr_mut(stream);
-        Self::guarded(ptr, T::DTYPE, len, origin, Some(guard))
+        Self::guarded(ptr, T::DTYPE, len, origin, Some(Guard::new(guard, stream)))
     }
 }
 
@@ -82,13 +85,4 @@ fn origin<T>(memory: &impl DeviceSlice<T>, stream: &CudaStream) -> Option<Origin
     // Default streams of all contexts have the same address.
     let ordered = Arc::ptr_eq(memory.stream().context(), context) && context.is_primary();
     Some(Origin { device, stream: stream.cu_stream().cast(), ordered })
-}
-
-/// Tells the owner of the memory what has been enqueued so far, and keeps the guard.
-pub(super) fn mark(guard: &SyncOnDrop<'_>) {
-    match guard {
-        SyncOnDrop::Record(Some((event, stream))) => drop(SyncOnDrop::Record(Some((event, stream)))),
-        SyncOnDrop::Sync(Some(stream)) => drop(SyncOnDrop::Sync(Some(stream))),
-        SyncOnDrop::Record(None) | SyncOnDrop::Sync(None) => {}
-    }
 }

@@ -6,8 +6,8 @@ use super::view::{Guard, TensorRef};
 /// The guards of an operation's inputs, from its first half until the other one is enqueued or given up. `Send`, which views
 /// are not.
 ///
-/// Each is told after the first half as well what has been read so far. So leaking this does not endanger memory: without it
-/// no receiving half is enqueued, and giving the operation up reads no input.
+/// Each records after the first half as well what has been read so far. So leaking or dropping this does not endanger memory:
+/// without it no receiving half is enqueued, and giving the operation up reads no input.
 #[derive(Debug)]
 pub(super) struct Held<'a> {
     guards: Vec<Guard<'a>>,
@@ -24,7 +24,7 @@ impl<'a> Held<'a> {
             held.guards.push(view.into_guard());
         }
         #[cfg(feature = "cudarc")]
-        held.guards.iter().flatten().for_each(super::cudarc::mark);
+        held.guards.iter().flatten().for_each(super::guard::Guard::record);
         held
     }
 
@@ -37,5 +37,18 @@ impl<'a> Held<'a> {
             }
             _ => Ok(()),
         }
+    }
+
+    /// The receiving half has been enqueued: each guard records again.
+    pub(super) fn received(&mut self) {
+        self.guards.clear();
+    }
+}
+
+impl Drop for Held<'_> {
+    /// Another record could hide the first half: on the per-thread default stream, it would be one of the dropping thread's.
+    fn drop(&mut self) {
+        #[cfg(feature = "cudarc")]
+        self.guards.iter_mut().flatten().for_each(super::guard::Guard::give_up);
     }
 }

@@ -79,7 +79,11 @@ mod completion;
 #[cfg(feature = "cudarc")]
 mod cudarc;
 mod errors;
+#[cfg(feature = "cudarc")]
+mod guard;
 mod held;
+#[cfg(feature = "candle-cuda")]
+mod kept;
 mod memory;
 mod operation;
 mod prefill;

@@ -9,7 +9,7 @@ use crate::tensor::sealed::{self, Matrix};
 use crate::tensor::{DType, View};
 
 #[cfg(feature = "cudarc")]
-pub(super) type Guard<'a> = Option<::cudarc::driver::SyncOnDrop<'a>>;
+pub(super) type Guard<'a> = Option<super::guard::Guard<'a>>;
 #[cfg(not(feature = "cudarc"))]
 pub(super) type Guard<'a> = PhantomData<&'a ()>;
 

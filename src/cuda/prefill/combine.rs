@@ -115,7 +115,7 @@ impl PrefillCombining<'_> {
         }
     }
 
-    fn receive(&self, output: &mut PrefillCombineOutput<'_>, stream: &StreamRef<'_>) -> Result<()> {
+    fn receive(&mut self, output: &mut PrefillCombineOutput<'_>, stream: &StreamRef<'_>) -> Result<()> {
         let (inner, shape) = (&*self.routing.shared.inner, &self.routing.shape);
         let site = site(inner, "combine_receive", stream)?;
         let invalid = |text| Error::Invalid(Failure::new("combine_receive", inner.rank, text));
@@ -123,7 +123,9 @@ impl PrefillCombining<'_> {
         let to = output.as_c(inner, (shape.tokens, shape.topk, self.width), &site)?;
         let to = sys::epw_prefill_combine_output { stream: stream.raw, ..to };
         // SAFETY: as in `Routing::dispatch`; `held` has the guards of the inputs.
-        self.routing.shared.enqueue(|routing| unsafe { routing.collect(&to, None) })
+        self.routing.shared.enqueue(|routing| unsafe { routing.collect(&to, None) })?;
+        self.held.received();
+        Ok(())
     }
 }
 

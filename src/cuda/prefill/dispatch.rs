@@ -194,7 +194,6 @@ impl Routing {
 #[derive(Debug)]
 #[must_use = "dropping it gives the dispatch up"]
 pub struct PrefillDispatching<'a> {
-    /// Declared before `half`, so that dropping it enqueues what gives up before the guards record their events.
     routing: Routing,
     half: Half<'a>,
 }
@@ -231,7 +230,7 @@ impl PrefillDispatching<'_> {
         stream: StreamRef<'_>,
     ) -> Consuming<Routing, Self> {
         match self.half.receive(&mut self.routing, &mut output, &stream) {
-            Ok(()) => Ok(self.routing), // the guards go here
+            Ok(()) => Ok(self.routing),
             Err(error) => Err(Refused::new(self)(error)),
         }
     }
@@ -244,7 +243,6 @@ impl PrefillDispatching<'_> {
 pub struct PrefillDispatchingInto<'a> {
     routing: &'a mut Routing,
     received: bool,
-    /// Dropped after what gives up is enqueued, see `drop`.
     half: Half<'a>,
 }
 
@@ -293,7 +291,7 @@ struct Half<'a> {
 
 impl Half<'_> {
     fn receive(
-        &self,
+        &mut self,
         routing: &mut Routing,
         output: &mut PrefillOutput<'_>,
         stream: &StreamRef<'_>,
@@ -306,6 +304,7 @@ impl Half<'_> {
         let to = sys::epw_prefill_output { stream: stream.raw, ..to };
         // SAFETY: as in `Routing::dispatch`; `held` has the guards of the inputs.
         routing.shared.enqueue(|routing| unsafe { routing.receive(&to, None) })?;
+        self.held.received();
         routing.shape = routing.shape.of_output(inner, output);
         Ok(())
     }
