@@ -8,6 +8,7 @@ mod known;
 mod prefill;
 mod records;
 mod status;
+mod streams;
 
 use std::ffi::{CStr, CString, c_void};
 use std::mem::MaybeUninit;
@@ -34,6 +35,7 @@ pub(crate) use prefill::{
 };
 pub(crate) use status::{Progress, empty_outcome};
 use status::{c_mask, check, check_of_group, error, initialised, nanos, place};
+pub(crate) use streams::Streams;
 
 /// The plan of a group. It holds for every rank, so errors name none.
 pub(crate) fn plan(config: &sys::epw_config) -> Result<sys::epw_plan> {
@@ -99,6 +101,8 @@ pub(crate) struct Buffer(
     Option<Arc<Fabric>>,
     /// The suspects that the program knows of.
     Known,
+    /// Dropped after the C object.
+    Streams,
 );
 
 // SAFETY: the C core guards a buffer's state with its lanes' locks; any thread may call.
@@ -140,7 +144,7 @@ impl Buffer {
         let mut out = ptr::null_mut();
         // SAFETY: both are valid for the call, and the fabric is held until the buffer is destroyed.
         check(unsafe { sys::epw_buffer_create(&config, &mut out) })?;
-        let made = NonNull::new(out).map(|at| Self(at, fabric, Known::new(config.rank)));
+        let made = NonNull::new(out).map(|at| Self(at, fabric, Known::new(config.rank), Streams::default()));
         made.ok_or_else(|| error(sys::EPW_ERR_NO_MEMORY))
     }
 

@@ -42,6 +42,10 @@ impl OpenHandle {
         self.consumed = true;
     }
 
+    pub(crate) fn is_consumed(&self) -> bool {
+        self.consumed
+    }
+
     /// Runs an operation on this thread. `start` begins it; its argument says whether not to block.
     pub(super) fn run(
         &self,

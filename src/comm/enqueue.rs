@@ -13,7 +13,7 @@ use crate::error::Result;
 /// A call checks its arguments, enqueues on its stream and returns; later work on that stream sees its results. Calls
 /// on different streams run in the order of the calls, by waiting for an event; any thread may call. Kernels wait for
 /// those of peers: see [`cuda`](crate::cuda), which also says how long memory and streams are needed, and what may be
-/// captured. All members replay their graphs in the same order as each other, and among their calls. The communicator must
+/// captured, and how. All members replay their graphs in the same order as each other, and among their calls. The communicator must
 /// outlive the graphs into which its calls were captured, and replays must have ended before it is dropped, its membership
 /// changes, or a peer is connected, see [graphs](crate::cuda#graphs).
 ///

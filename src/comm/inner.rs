@@ -111,7 +111,7 @@ impl Inner {
                 "the communicator is on the host: run or begin the call, or create it with Device::Cuda";
             return Err(Error::State(Failure::new(calls.name(), self.rank, text)));
         };
-        let site = Site::new(calls.name(), self.rank, device, stream)?;
+        let site = Site::of(&*self.ffi, calls.name(), (self.rank, device), stream)?;
         let mut lowered = Lowered::default();
         calls.lower(&mut lowered, Place { rank: self.rank, ranks: self.plan.ranks, site: Some(&site) })?;
         Ok(lowered)

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::stream::StreamRef;
-use super::view::Site;
 use super::waiting::{late, until};
 use crate::buffer::Inner;
 use crate::error::Result;
@@ -70,8 +69,7 @@ impl Completion {
     /// above; or the call was captured, and its capture has ended (then let `stream` wait for the graph), or `stream` is
     /// under another capture or the legacy default stream. Captures are not harmed.
     pub fn wait_on(&self, stream: StreamRef<'_>) -> Result<()> {
-        let device = self.inner.gpu("stream_wait")?;
-        Site::new("stream_wait", self.inner.rank, device, &stream)?;
+        self.inner.site("stream_wait", &stream)?;
         // SAFETY: it is a stream of the buffer's GPU: its maker promised that, or it was checked.
         unsafe { self.inner.ffi.stream_wait(self.handle, stream.raw) }
     }

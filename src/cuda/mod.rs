@@ -19,30 +19,41 @@
 //! program must avoid meanwhile (loading kernels, calls that synchronise, streams that share a hardware queue).
 //!
 //! # Memory
-//! Views of `cudarc` slices (feature `cudarc`) keep cudarc's guards until the work is enqueued: a slice may be read,
-//! overwritten or dropped right after the call, because cudarc orders that after the kernel. So do views of candle's
-//! tensors (feature `candle-cuda`). For views of raw addresses
-//! the caller promises the same ([`TensorRef::from_raw`]). Addresses are aligned to their element; `x`, `rows`,
-//! `expert_out`, `out` and the row stride of `x` to 16 bytes, `contributions` to 4. Misaligned addresses are refused.
+//! Views of `cudarc` slices (feature `cudarc`) record the kernel in the slice's events: a slice may be read, overwritten
+//! or dropped right after the call, because cudarc orders that after the kernel. But a slice has one event for all its
+//! readers, and each is recorded over the one before. A call here waits for that one, behind its kernel; cudarc's own
+//! reads do not. So if the program then reads the slice on another stream than the call's, while the call may still read
+//! it, let that stream wait for the call first ([`Completion::wait_on`], or an event), or wait for the call before the
+//! slice is overwritten or dropped. Tensors of candle (feature `candle-cuda`) are kept until nobody reads them. For views
+//! of raw addresses the caller promises all this ([`TensorRef::from_raw`]).
+//!
+//! cudarc orders nothing in a context in which it has no stream but default ones, so a buffer or communicator keeps a
+//! stream of each context that calls were enqueued in, until it is dropped.
+//!
+//! Addresses are aligned to their element; `x`, `rows`, `expert_out`, `out` and the row stride of `x` to 16 bytes,
+//! `contributions` to 4. Misaligned addresses are refused.
 //!
 //! # Graphs
-//! Calls on a stream under capture are captured. The graph fixes `n`; a row whose ids are all -1 moves nothing. A
-//! captured call must not have a deadline of its own. The caller orders the replays, and keeps the memory,
-//! including that of cudarc's slices, for as long as the graph may be replayed. A graph uses device memory and
-//! events of the buffer or communicator whose calls were captured, and keeps neither: it must not be launched any
-//! more once that is dropped. Replays must also have ended before the membership changes
-//! ([`Group::step`](crate::Group::step) that puts a change into effect, `set_active`) and before an active peer is
-//! connected again or disconnected: these wait for eager calls, but know nothing of replays. Handles belong to the
+//! Calls on a stream under capture are captured if unsafe code has made the [`StreamRef`], and promised what follows:
+//! `StreamRef::capturing` for a stream of cudarc, [`StreamRef::from_raw`] for any. On others they are refused
+//! ([`Error::State`](crate::Error::State)). The graph fixes `n`; a row whose ids are all -1 moves nothing. A captured call
+//! must not have a deadline of its own. The caller orders the replays, and keeps the memory, including that of cudarc's
+//! slices, for as long as the graph may be replayed. A graph uses device memory and events of the buffer or communicator
+//! whose calls were captured, and keeps neither: it must not be launched any more once that is dropped. Replays must also
+//! have ended before the membership changes ([`Group::step`](crate::Group::step) that puts a change into effect,
+//! `set_active`) and before an active peer is connected again or disconnected: these wait for eager calls, but know
+//! nothing of replays. Handles belong to the
 //! calls, not to replays: if the dispatch was captured, end its handle with a captured combine or `release_on`, in
 //! the same graph or in another. For two graphs, keep the handle from the end of one capture to the other, then
 //! replay the graphs in turn, on one stream or with an event of the program between them: a replay out of turn
 //! moves nothing and leaves a record ([`Cause::Held`](crate::Cause::Held)).
 //!
 //! Dropping a handle releases it on the stream of its last call, in whatever state that stream is by then. If it is
-//! still under capture, the release becomes part of the graph. If it no longer is, the release runs at once and gives
-//! up what the graph has not run yet. If its capture was invalidated, the lane's next dispatch does the release first.
-//! If it is the per-thread default stream, it is that of the dropping thread: the release runs after the handle's last
-//! call, but not after what another thread has enqueued since; use `release_on` there.
+//! under capture, the release becomes part of the graph; or, if calls on it would be refused, the release runs at once on
+//! the dropping thread's default stream. If the handle's last call was captured and the capture has ended, the release
+//! runs at once and gives up what the graph has not run yet. If its capture was invalidated, the lane's next dispatch does
+//! the release first. If it is the per-thread default stream, it is that of the dropping thread: the release runs after
+//! the handle's last call, but not after what another thread has enqueued since; use `release_on` there.
 //!
 //! A captured call has no outcome: look at `contributions` and
 //! [`EpBuffer::take_errors`](crate::EpBuffer::take_errors). Its [`Completion`] lets other streams wait for it within the

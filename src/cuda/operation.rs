@@ -51,7 +51,7 @@ impl EpBuffer {
     /// announce the same step.
     pub fn enqueue_checkpoint(&self, step: u64, stream: StreamRef<'_>) -> Result<Checkpoint> {
         let inner = &self.inner;
-        Site::new("checkpoint", inner.rank, inner.gpu("checkpoint")?, &stream)?;
+        inner.site("checkpoint", &stream)?;
         // SAFETY: it is a stream of the buffer's GPU: its maker promised that, or it was checked.
         unsafe { inner.checkpoint(step, stream.raw) }
     }
@@ -64,7 +64,7 @@ impl EpBuffer {
     ) -> Result<Handle> {
         let (inner, request) = (&self.inner, input.request());
         let (rank, config) = (inner.rank, &inner.config);
-        let site = Site::new("dispatch", rank, inner.gpu("dispatch")?, &stream)?;
+        let site = inner.site("dispatch", &stream)?;
         let mut c_input = input.to_c(rank, config, &site)?;
         c_input.stream = stream.raw;
         let output = output.map(|output| output.as_c(rank, config, &inner.plan, &request, &site));
@@ -79,10 +79,10 @@ impl EpBuffer {
 }
 
 impl Inner {
-    /// The ordinal of the buffer's GPU.
-    pub(super) fn gpu(&self, operation: &str) -> Result<u32> {
+    /// Where a call on `stream` is enqueued.
+    pub(super) fn site(&self, operation: &str, stream: &StreamRef<'_>) -> Result<Site> {
         match self.config.device {
-            Device::Cuda(ordinal) => Ok(ordinal),
+            Device::Cuda(ordinal) => Site::of(&*self.ffi, operation, (self.rank, ordinal), stream),
             Device::Host => {
                 let text = "the buffer is on the host: use the method without the `enqueue_` prefix, or create it with Device::Cuda";
                 Err(Error::State(Failure::new(operation, self.rank, text)))
@@ -111,8 +111,7 @@ impl Handle {
     }
 
     fn site(&self, operation: &str, stream: &StreamRef<'_>) -> Result<Site> {
-        let inner = self.inner();
-        Site::new(operation, inner.rank, inner.gpu(operation)?, stream)
+        self.inner().site(operation, stream)
     }
 
     /// To be called once the C core has accepted a call on `stream`, which becomes the last one.
@@ -131,6 +130,17 @@ impl Handle {
         self.site("release", stream)?;
         // SAFETY: it is a stream of the buffer's GPU: its maker promised that, or it was checked.
         unsafe { self.inner().ffi.release_on(self.open.handle, stream.raw) }
+    }
+}
+
+impl Drop for Handle {
+    /// A graph that safe code captures must not get the release, see [`StreamRef::capturing`]: where it would, the release runs
+    /// on this thread's own stream. If it cannot, the lane stays held.
+    fn drop(&mut self) {
+        if !self.open.is_consumed() && self.stream.is_captured() {
+            let _ = self.release_on(&StreamRef::per_thread());
+            self.open.mark_consumed();
+        }
     }
 }
 

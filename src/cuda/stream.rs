@@ -9,6 +9,11 @@ use std::sync::Arc;
 #[cfg(feature = "cudarc")]
 use ::cudarc::driver::CudaStream;
 
+use crate::ffi::Streams;
+
+/// `cudaStreamPerThread`; the addresses below are those of the legacy default stream.
+const PER_THREAD: usize = 2;
+
 /// A CUDA stream to enqueue on. Not `Send`: the handle of the per-thread default stream means a different stream on
 /// each thread.
 #[derive(Debug, Clone, Copy)]
@@ -18,6 +23,8 @@ pub struct StreamRef<'a> {
     pub(super) device: Option<u32>,
     /// Whether it is one of the GPU's primary context, the only one in which kernels and memory of this crate are.
     pub(super) is_primary: bool,
+    /// Whether calls may be captured: its maker has promised what graphs need.
+    may_capture: bool,
     #[cfg(feature = "cudarc")]
     pub(super) owner: Option<&'a Arc<CudaStream>>,
     lifetime: PhantomData<&'a ()>,
@@ -30,9 +37,10 @@ impl StreamRef<'static> {
     ///
     /// It is a stream of the GPU's primary context. It is not destroyed before every handle
     /// ([`Dispatching`](super::Dispatching), [`Dispatched`](super::Dispatched), [`Combining`](super::Combining)) whose
-    /// last call was enqueued on it has been consumed or dropped.
+    /// last call was enqueued on it has been consumed or dropped. If it is under capture, the graph is used as
+    /// [graphs](super#graphs) says.
     pub unsafe fn from_raw(stream: *mut c_void) -> Self {
-        Self::unowned(stream)
+        Self { may_capture: true, ..Self::unowned(stream) }
     }
 
     /// The legacy default stream, which every blocking stream of the GPU waits for.
@@ -40,10 +48,8 @@ impl StreamRef<'static> {
         Self::unowned(std::ptr::null_mut())
     }
 
-    /// The calling thread's own default stream.
+    /// The calling thread's own default stream, which must not be under capture: that is one for [`StreamRef::from_raw`].
     pub fn per_thread() -> Self {
-        /// `cudaStreamPerThread`
-        const PER_THREAD: usize = 2;
         Self::unowned(std::ptr::without_provenance_mut(PER_THREAD))
     }
 
@@ -52,6 +58,7 @@ impl StreamRef<'static> {
             raw,
             device: None,
             is_primary: true, // as its maker promised
+            may_capture: false,
             #[cfg(feature = "cudarc")]
             owner: None,
             lifetime: PhantomData,
@@ -66,25 +73,97 @@ impl<'a> From<&'a Arc<CudaStream>> for StreamRef<'a> {
             raw: stream.cu_stream().cast(),
             device: u32::try_from(stream.context().ordinal()).ok(),
             is_primary: stream.context().is_primary(),
+            may_capture: false,
             owner: Some(stream),
             lifetime: PhantomData,
         }
     }
 }
 
-impl StreamRef<'_> {
-    pub(super) fn keeper(&self) -> Keeper {
-        Keeper {
-            #[cfg(feature = "cudarc")]
-            _stream: self.owner.cloned(),
-        }
+#[cfg(feature = "cudarc")]
+impl<'a> StreamRef<'a> {
+    /// A stream that may be under capture; calls on one that was made by `from` are refused then.
+    ///
+    /// # Safety
+    ///
+    /// A graph into which calls on it are captured is used as [graphs](super#graphs) says: it is not launched any more once the
+    /// memory of a view, a slice included, or the buffer or communicator is gone, and its replays have ended before that, and
+    /// before the membership changes or a peer is connected or disconnected.
+    pub unsafe fn capturing(stream: &'a Arc<CudaStream>) -> Self {
+        Self { may_capture: true, ..Self::from(stream) }
     }
 }
 
-/// Keeps the stream of a handle's last call alive, because dropping the handle enqueues on it. Empty where somebody
+impl StreamRef<'_> {
+    pub(super) fn keeper(&self) -> Keeper {
+        Keeper {
+            at: self.raw.addr(),
+            may_capture: self.may_capture,
+            #[cfg(feature = "cudarc")]
+            stream: self.owner.cloned(),
+        }
+    }
+
+    /// Keeps what orders the program's use of slices behind calls on this stream.
+    pub(super) fn keep_in(&self, streams: &Streams) {
+        #[cfg(feature = "cudarc")]
+        if let Some(owner) = self.owner {
+            streams.keep(owner);
+        }
+        #[cfg(not(feature = "cudarc"))]
+        let _ = streams;
+    }
+
+    /// Why a call on this stream must not be enqueued now.
+    pub(super) fn check_capture(&self) -> Result<(), &'static str> {
+        if self.keeper().is_captured() {
+            return Err(
+                "the stream is under capture, and its graph could be launched when memory or the buffer are gone: \
+                        use StreamRef::capturing or StreamRef::from_raw, which say what graphs need",
+            );
+        }
+        Ok(())
+    }
+}
+
+/// Keeps the stream of a handle's last call alive, because dropping the handle enqueues on it. Keeps nothing where somebody
 /// else has promised that.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Keeper {
+    /// The stream's address.
+    at: usize,
+    may_capture: bool,
     #[cfg(feature = "cudarc")]
-    _stream: Option<Arc<CudaStream>>,
+    stream: Option<Arc<CudaStream>>,
+}
+
+impl Keeper {
+    /// Whether it is under capture by safe code, which has promised nothing.
+    pub(super) fn is_captured(&self) -> bool {
+        // The legacy default stream is never captured, and must not even be asked while another stream is.
+        !self.may_capture && self.at >= PER_THREAD && self.is_under_capture()
+    }
+
+    #[cfg(feature = "cudarc")]
+    fn is_under_capture(&self) -> bool {
+        use ::cudarc::driver::{result, sys};
+        if let Some(stream) = self.stream.as_ref().filter(|_| self.at == PER_THREAD) {
+            // Which one it is depends on the current context. An error is an earlier one, which belongs to the program.
+            let context = stream.context();
+            if let Err(earlier) = context.bind_to_thread() {
+                let _ = context.bind_to_thread();
+                context.record_err(Err::<(), _>(earlier));
+            }
+        }
+        // SAFETY: it is a stream that exists: it is kept, or the thread's own. (The driver is there: so is a buffer on the GPU.)
+        let status = unsafe { result::stream::is_capturing(std::ptr::without_provenance_mut(self.at)) };
+        // A capture that was invalidated gives no graph.
+        status == Ok(sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE)
+    }
+
+    /// Without cudarc only unsafe code captures.
+    #[cfg(not(feature = "cudarc"))]
+    fn is_under_capture(&self) -> bool {
+        false
+    }
 }

@@ -22,7 +22,7 @@ pub(crate) fn enqueue_suspects(
         let text = "on the host nothing is enqueued: the suspects are in the membership";
         return Err(Error::State(Failure::new(OPERATION, rank, text)));
     };
-    let site = Site::new(OPERATION, rank, ordinal, stream)?;
+    let site = Site::of(floor, OPERATION, (rank, ordinal), stream)?;
     let out = suspects
         .place("suspects", Need::of::<i32>(ranks as usize), &site)
         .map_err(|text| Error::Invalid(Failure::new(OPERATION, rank, text)))?;

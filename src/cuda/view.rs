@@ -5,6 +5,7 @@ use std::marker::PhantomData;
 
 use super::stream::StreamRef;
 use crate::error::{Error, Failure, Result};
+use crate::ffi::Floor;
 use crate::tensor::sealed::{self, Matrix};
 use crate::tensor::{DType, View};
 
@@ -142,7 +143,7 @@ pub struct Site {
 
 impl Site {
     /// Of the GPU of a buffer or communicator; fails if `stream` belongs to another one, or to another context of it.
-    pub(crate) fn new(operation: &str, rank: u32, device: u32, stream: &StreamRef<'_>) -> Result<Self> {
+    pub(super) fn new(operation: &str, rank: u32, device: u32, stream: &StreamRef<'_>) -> Result<Self> {
         let text = match stream.device {
             Some(of) if of != device => format!("the stream is one of GPU {of}, must be one of GPU {device}"),
             _ if !stream.is_primary => format!(
@@ -151,6 +152,19 @@ impl Site {
             _ => return Ok(Self { device, stream: stream.raw }),
         };
         Err(Error::Invalid(Failure::new(operation, rank, text)))
+    }
+
+    /// The same, of a call that is to be enqueued for this owner.
+    pub(crate) fn of(
+        owner: &dyn Floor,
+        operation: &str,
+        (rank, device): (u32, u32),
+        stream: &StreamRef<'_>,
+    ) -> Result<Self> {
+        let site = Self::new(operation, rank, device, stream)?;
+        stream.check_capture().map_err(|text| Error::State(Failure::new(operation, rank, text)))?;
+        stream.keep_in(owner.streams());
+        Ok(site)
     }
 
     /// Checks that a view was made for this GPU and stream.

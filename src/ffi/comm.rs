@@ -10,6 +10,7 @@ use super::fabric::Fabric;
 use super::floor::floor;
 use super::known::Known;
 use super::status::{Progress, c_mask, check, check_of_group, error, initialised, nanos};
+use super::streams::Streams;
 use crate::error::Result;
 use crate::mask::Mask;
 use crate::sys;
@@ -22,6 +23,8 @@ pub(crate) struct Comm(
     Option<Arc<Fabric>>,
     /// The suspects that the program knows of.
     Known,
+    /// Dropped after the C object.
+    Streams,
 );
 
 // SAFETY: the C core guards a communicator's state with its lock; any thread may call.
@@ -65,7 +68,7 @@ impl Comm {
         let mut out = ptr::null_mut();
         // SAFETY: both are valid for the call, and the fabric is held until the communicator is destroyed.
         check(unsafe { sys::epw_comm_create(&config, &mut out) })?;
-        let made = NonNull::new(out).map(|at| Self(at, fabric, Known::new(config.rank)));
+        let made = NonNull::new(out).map(|at| Self(at, fabric, Known::new(config.rank), Streams::default()));
         made.ok_or_else(|| error(sys::EPW_ERR_NO_MEMORY))
     }
 

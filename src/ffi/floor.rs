@@ -6,6 +6,7 @@ use std::fmt::Debug;
 use std::time::Duration;
 
 use super::known::Known;
+use super::streams::Streams;
 use crate::cause::Cause;
 use crate::error::Result;
 use crate::mask::Mask;
@@ -35,6 +36,7 @@ pub(crate) trait Floor: Send + Sync + Debug {
         self.give_up(peers)
     }
     fn known(&self) -> &Known;
+    fn streams(&self) -> &Streams;
     fn membership(&self) -> Result<sys::epw_membership>;
     /// On a GPU: enqueues what it says of each rank.
     ///
@@ -50,13 +52,17 @@ pub(crate) trait Floor: Send + Sync + Debug {
 }
 
 /// Implements [`Floor`] for an owner of a C object, its field 0, with the functions named for that object;
-/// field 2 is what the program knows.
+/// field 2 is what the program knows, field 3 the streams that are kept.
 macro_rules! floor {
     ($owner:ty: $export:ident, $connect:ident, $disconnect:ident, $probe:ident, $path:ident, $wire:ident, $trouble:ident, $set_active:ident,
      $revoke:ident, $membership:ident, $suspects:ident, $newest_epoch:ident, $diverged:ident, $traffic:ident) => {
         impl $crate::ffi::floor::Floor for $owner {
             fn known(&self) -> &$crate::ffi::known::Known {
                 &self.2
+            }
+
+            fn streams(&self) -> &$crate::ffi::streams::Streams {
+                &self.3
             }
 
             fn export(&self, peer: u32) -> Result<Vec<u8>> {

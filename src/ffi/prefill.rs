@@ -11,6 +11,7 @@ use super::floor::floor;
 use super::known::Known;
 use super::records;
 use super::status::{Progress, c_mask, check, check_of_group, error, initialised, nanos, place};
+use super::streams::Streams;
 use crate::error::Result;
 use crate::mask::Mask;
 use crate::sys;
@@ -23,6 +24,8 @@ pub(crate) struct Prefill(
     Option<Arc<Fabric>>,
     /// The suspects that the program knows of.
     Known,
+    /// Dropped after the C object.
+    Streams,
     /// On a GPU.
     Option<Mutex<Spare>>,
 );
@@ -46,7 +49,7 @@ unsafe impl Sync for Prefill {}
 
 impl Drop for Prefill {
     fn drop(&mut self) {
-        if let Some(spare) = &mut self.3 {
+        if let Some(spare) = &mut self.4 {
             let Spare { free, captured } = spare.get_mut().unwrap_or_else(PoisonError::into_inner);
             // SAFETY: created by epw_routing_create of this buffer; this is their only owner.
             free.drain(..)
@@ -163,7 +166,7 @@ impl Prefill {
         check(unsafe { sys::epw_prefill_create(&config, &mut out) })?;
         let spare = (config.ep.device != sys::EPW_DEVICE_HOST).then(Mutex::default);
         NonNull::new(out)
-            .map(|at| Self(at, fabric, Known::new(config.ep.rank), spare))
+            .map(|at| Self(at, fabric, Known::new(config.ep.rank), Streams::default(), spare))
             .ok_or_else(|| error(sys::EPW_ERR_NO_MEMORY))
     }
 
@@ -215,7 +218,7 @@ unsafe impl Sync for Routing {}
 impl Drop for Routing {
     fn drop(&mut self) {
         let of = self.of.clone();
-        if let Some(spare) = &of.3
+        if let Some(spare) = &of.4
             && self.cancel()
         {
             let mut spare = spare.lock().unwrap_or_else(PoisonError::into_inner);
@@ -243,7 +246,7 @@ impl Routing {
     /// For an operation on this lane. On a GPU it may be one that the lane's last operations used: operations of a
     /// routing are kept in order, like those of the lane.
     pub(crate) fn kept_or_new(of: &Arc<Prefill>, lane: u32) -> Result<Self> {
-        if let Some(spare) = &of.3 {
+        if let Some(spare) = &of.4 {
             let mut spare = spare.lock().unwrap_or_else(PoisonError::into_inner);
             // SAFETY: it is alive.
             let fits = |at: &NonNull<_>| unsafe { sys::epw_routing_lane(at.as_ptr()) } == lane;
@@ -262,7 +265,7 @@ impl Routing {
     fn called(&mut self, status: sys::epw_status, ends: bool) -> Result<Progress> {
         let progress = check(status)?;
         self.used = true;
-        if ends && self.of.3.is_some() {
+        if ends && self.of.4.is_some() {
             self.note_capture();
         }
         Ok(progress)
@@ -403,7 +406,7 @@ impl Routing {
         // SAFETY: both are alive.
         let given_up =
             unsafe { sys::epw_prefill_cancel(self.of.0.as_ptr(), self.at.as_ptr()) == sys::EPW_OK };
-        if given_up && self.of.3.is_some() {
+        if given_up && self.of.4.is_some() {
             self.note_capture(); // the next call may be an eager one
         }
         given_up

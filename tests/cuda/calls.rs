@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use epwire::cuda::{Completion, StreamRef, TensorRef as GpuRef};
-use epwire::cudarc::driver::{CudaContext, CudaSlice};
+use epwire::cudarc::driver::{CudaContext, CudaEvent, CudaSlice, DevicePtr, SyncOnDrop};
 use epwire::{Cause, Dispatch, EpBuffer, Error, TensorRef};
 use half::bf16;
 
@@ -165,4 +165,52 @@ pub(crate) fn a_slice_may_be_dropped_after_the_call(gpus: u32) {
             assert_exact(&gpu, &step, &tokens);
         }
     });
+}
+
+pub(crate) fn a_call_does_not_hide_an_earlier_reader(gpus: u32) {
+    ranks(&config(gpus), gpus, true, |buffer| {
+        let (gpu, tokens) = (Gpu::of(buffer), Tokens::identity(buffer.rank(), gpus));
+        let [slow, quick] = [(); 2].map(|()| gpu.context.new_stream().unwrap());
+        let elsewhere = Gpu { stream: quick, context: gpu.context.clone() };
+        let (sent, mut copy) = (OnGpu::new(&gpu, &tokens), gpu.zeros::<bf16>(tokens.x.len()));
+        gpu.stream.synchronize().unwrap();
+        // One stream reads the tokens behind a step that waits for the last rank, then a call on another one reads them.
+        let mut step = Step::new(&gpu, buffer, &tokens);
+        if buffer.rank() > 0 && buffer.rank() + 1 == buffer.ranks() {
+            std::thread::sleep(LATE);
+        }
+        let late = step.enqueue(&gpu, buffer, Some(0));
+        slow.join(&gpu.stream).unwrap();
+        slow.memcpy_dtod(&sent.x, &mut copy).unwrap();
+        let sending =
+            buffer.enqueue_dispatch_send(sent.dispatch(&elsewhere).lane(1), elsewhere.stream()).unwrap();
+        sending.completion().wait_blocking(PATIENT).unwrap();
+        let has_been_read = reading(&elsewhere, &sent.x).try_is_complete().unwrap();
+        assert!(late.is_done().unwrap() || !has_been_read, "the slice could be freed while it is copied");
+        drop(sending);
+        slow.synchronize().unwrap();
+        assert!(gpu.get(&copy) == tokens.x);
+    });
+}
+
+/// What says to cudarc when all reading of a slice has ended.
+pub(crate) fn reading<'a, T>(gpu: &'a Gpu, slice: &'a CudaSlice<T>) -> &'a CudaEvent {
+    let (_, mut guard) = slice.device_ptr(&gpu.stream);
+    let SyncOnDrop::Record(target) = &mut guard else { panic!("a slice without events") };
+    target.take().expect("a slice without events").0 // taken: nothing is recorded now
+}
+
+pub(crate) fn a_buffer_keeps_a_stream_of_its_calls(gpus: u32) {
+    let contexts = ranks(&config(gpus), gpus, true, |buffer| {
+        let Gpu { context, stream } = Gpu::of(buffer);
+        let mut suspects = context.default_stream().alloc_zeros::<i32>(gpus as usize).unwrap();
+        for _ in 0..2 {
+            let view = epwire::cuda::TensorMut::from_slice(&mut suspects, &stream);
+            buffer.enqueue_suspects(view, (&stream).into()).unwrap();
+        }
+        drop(stream);
+        assert!(context.is_managing_stream_synchronization(), "cudarc orders nothing any more");
+        context
+    });
+    assert!(contexts.iter().all(|context| !context.is_in_multi_stream_mode()), "a stream has leaked");
 }

@@ -24,7 +24,8 @@ struct Rank {
 
 impl Rank {
     fn stream(&self) -> StreamRef<'_> {
-        (&self.stream).into()
+        // SAFETY: tests drop their graphs before memory and communicators, and wait for replays.
+        unsafe { StreamRef::capturing(&self.stream) }
     }
 
     fn view<'a, T: Element>(&'a self, slice: &'a CudaSlice<T>) -> TensorRef<'a> {
@@ -214,6 +215,12 @@ pub(crate) fn a_captured_collective_adds_up_what_is_there_at_its_replay(gpus: u3
                 // A replay has no handle.
                 let refused = r.gpu.begin_on(Call::barrier(), r.stream()).unwrap_err();
                 assert!(matches!(&refused, Error::Invalid(f) if f.text.contains("capture")), "{refused}");
+                // Nor could this graph's maker know how long it may be launched.
+                let refused = r.gpu.enqueue(Call::barrier(), (&r.stream).into()).unwrap_err();
+                assert!(
+                    matches!(&refused, Error::State(f) if f.text.contains("StreamRef::capturing")),
+                    "{refused}"
+                );
             });
             for round in 1..4 {
                 let own = (round * (r.rank() + 1)) as f32;

@@ -1,5 +1,6 @@
 //! A step captured once and replayed.
 
+use epwire::cuda::StreamRef;
 use epwire::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use epwire::{EpBuffer, Error};
 use half::bf16;
@@ -68,7 +69,10 @@ pub(crate) fn a_stream_joins_a_capture_and_a_graph_waits_for_calls(gpus: u32) {
 
         let called = step.enqueue(&gpu, buffer, Some(0));
         other.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).unwrap();
-        called.wait_on((&other).into()).unwrap();
+        let error = called.wait_on((&other).into()).unwrap_err();
+        assert!(matches!(&error, Error::State(f) if f.text.contains("StreamRef::capturing")), "{error}");
+        // SAFETY: the graph is dropped before the buffer.
+        called.wait_on(unsafe { StreamRef::capturing(&other) }).unwrap();
         other.memcpy_dtod(&step.out, &mut copied).unwrap();
         let graph = other.end_capture(CUgraphInstantiate_flags(0)).unwrap().unwrap();
         for _ in 0..3 {
@@ -79,6 +83,27 @@ pub(crate) fn a_stream_joins_a_capture_and_a_graph_waits_for_calls(gpus: u32) {
             other.synchronize().unwrap();
             assert!(gpu.get(&copied) == tokens.x, "the graph did not wait for the step");
         }
+    });
+}
+
+pub(crate) fn a_capture_gets_no_release_by_safe_code(gpus: u32) {
+    ranks(&config(gpus).lanes(1), gpus, true, |buffer| {
+        let gpu = Gpu::of(buffer);
+        // SAFETY: every slice of this context is used on one stream only.
+        unsafe { gpu.context.disable_event_tracking() };
+        let tokens = Tokens::identity(buffer.rank(), gpus);
+        let mut step = Step::new(&gpu, buffer, &tokens);
+        gpu.stream.synchronize().unwrap();
+        let sent = buffer.enqueue_dispatch_send(step.sent.dispatch(&gpu), (&gpu.stream).into()).unwrap();
+        gpu.begin_capture();
+        let refused = sent.release_on((&gpu.stream).into()).unwrap_err();
+        assert!(matches!(&refused.error, Error::State(_)), "{refused}");
+        drop(refused); // and with it the handle
+        drop(gpu.end_capture());
+        step.enqueue(&gpu, buffer, None).wait_blocking(PATIENT).unwrap();
+        assert!(gpu.get(&step.out) == tokens.x, "the release is only in the graph");
+        let errors = buffer.take_errors().unwrap();
+        assert!(errors.records.is_empty() && errors.lost == 0, "{errors:?}");
     });
 }
 

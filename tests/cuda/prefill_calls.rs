@@ -9,6 +9,7 @@ use epwire::prefill::{PrefillBuffer, PrefillCombine, PrefillLayout};
 use epwire::{Cause, Dispatch, Error, Refused, TensorRef};
 use half::bf16;
 
+use crate::calls::reading;
 use crate::prefill::config;
 use crate::world::{Gpu, HIDDEN, LOCAL_EXPERTS, MAX_TOKENS, OnGpu, PATIENT, TOPK, Tokens, prefill_ranks};
 
@@ -298,6 +299,19 @@ pub(crate) fn halves_of_prefill_may_be_dropped(gpus: u32) {
         let completion = step.combine(gpu, &mut routing);
         assert!(completion.wait_blocking(PATIENT).unwrap().is_complete());
         assert!(gpu.get(&step.out) == tokens.x);
+    });
+}
+
+pub(crate) fn giving_a_half_up_records_no_reading(gpus: u32) {
+    on_ranks(gpus, |gpu, buffer, tokens| {
+        let mut step = Step::new(gpu, gpus, tokens);
+        let sent = buffer.enqueue_dispatch_send(step.sent.dispatch(gpu), gpu.stream()).unwrap();
+        // Whatever is recorded on the stream now belongs to the graph, and no stream can wait for it any more.
+        gpu.begin_capture();
+        drop(sent);
+        drop(gpu.end_capture());
+        gpu.stream.wait(reading(gpu, &step.sent.x)).expect("the event is no longer that of the first half");
+        step.assert_exact(gpu, buffer, tokens);
     });
 }
 

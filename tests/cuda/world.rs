@@ -114,7 +114,8 @@ impl Gpu {
     }
 
     pub(crate) fn stream(&self) -> StreamRef<'_> {
-        (&self.stream).into()
+        // SAFETY: tests drop their graphs before memory and buffers, and wait for replays.
+        unsafe { StreamRef::capturing(&self.stream) }
     }
 
     pub(crate) fn view<'a, T: epwire::Element>(

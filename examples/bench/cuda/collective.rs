@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use epwire::comm::{Call, CommConfig, GpuBuffer, Reduction};
-use epwire::cuda::{StreamRef, TensorMut, TensorRef};
+use epwire::cuda::{TensorMut, TensorRef};
 use epwire::cudarc::driver::CudaSlice;
 use epwire::{Comm, Device, Group};
 use half::{bf16, f16};
@@ -188,7 +188,7 @@ impl Subject<'_> {
         // SAFETY: as above.
         let [of_send, recv] = [(send_at, sends), (recv_at, receives)]
             .map(|(at, len)| unsafe { TensorMut::from_raw(at, T::DTYPE, len) });
-        let (comm, stream, sum) = (self.comm, StreamRef::from(&self.gpu.stream), Reduction::Sum);
+        let (comm, stream, sum) = (self.comm, self.gpu.capturing(), Reduction::Sum);
         let enqueued = match (case.collective, case.in_place) {
             (Collective::AllReduce, false) => comm.enqueue(Call::all_reduce(send(), recv, sum), stream),
             (Collective::AllReduce, true) => comm.enqueue(Call::all_reduce_in_place(recv, sum), stream),

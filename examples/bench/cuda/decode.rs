@@ -103,7 +103,7 @@ impl<'g> Decode<'g> {
     }
 
     fn stream(&self) -> StreamRef<'_> {
-        StreamRef::from(&self.gpu.stream)
+        self.gpu.capturing()
     }
 
     fn rank_major(&self) -> bool {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use epwire::Group;
+use epwire::cuda::StreamRef;
 use epwire::cudarc::driver::{
     CudaContext, CudaEvent, CudaGraph, CudaSlice, CudaStream, DevicePtr, DriverError, result, sys,
 };
@@ -100,6 +101,12 @@ impl Gpu {
     /// Returns when the GPU has run everything enqueued.
     pub fn finish(&self) -> Result<(), Error> {
         self.wait(&self.mark()?)
+    }
+
+    /// The stream, for calls that may be captured.
+    pub fn capturing(&self) -> StreamRef<'_> {
+        // SAFETY: the bench waits for what it launches, and launches no graph after what was captured is gone.
+        unsafe { StreamRef::capturing(&self.stream) }
     }
 
     /// What `enqueue` enqueues, as a graph.

@@ -84,7 +84,7 @@ impl<'g> Prefill<'g> {
     }
 
     fn stream(&self) -> StreamRef<'_> {
-        StreamRef::from(&self.gpu.stream)
+        self.gpu.capturing()
     }
 
     fn dtype(&self) -> DType {

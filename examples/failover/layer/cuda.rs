@@ -7,7 +7,7 @@ use std::{
 
 use epwire::{
     Combine, Device, Dispatch, EpBuffer, EpConfig, Group, Layout, Mask,
-    cuda::{CombineOutput, DispatchOutput, TensorMut, TensorRef},
+    cuda::{CombineOutput, DispatchOutput, StreamRef, TensorMut, TensorRef},
     cudarc::driver::{CudaContext, CudaGraph, CudaSlice, CudaStream, result, sys},
     group::Step,
 };
@@ -76,11 +76,13 @@ impl CudaLayer {
         let input = Dispatch::new(x, TensorRef::from_slice(&self.ids, ranks, stream))
             .weights(TensorRef::from_slice(&self.weights, ranks, stream))
             .layout(Layout::RankMajor);
-        let dispatched = self.buffer.enqueue_dispatch(input, DispatchOutput::default(), stream.into())?;
+        // SAFETY: the graph is dropped with the memory and the buffer, before which its replays have ended: see `run`.
+        let on = unsafe { StreamRef::capturing(stream) };
+        let dispatched = self.buffer.enqueue_dispatch(input, DispatchOutput::default(), on)?;
         // The experts of a server run here, on the rows in the window, and write their sums over them.
         let output = CombineOutput::new(TensorMut::from_slice(&mut self.out, stream))
             .contributions(TensorMut::from_slice(&mut self.contributions, stream));
-        let combined = dispatched.enqueue_combine(Combine::in_place(), output, stream.into());
+        let combined = dispatched.enqueue_combine(Combine::in_place(), output, on);
         combined.map_err(epwire::Error::from)?;
         Ok(())
     }

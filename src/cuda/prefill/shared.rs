@@ -73,7 +73,7 @@ impl Shared {
 
 /// Where an operation runs; fails for a buffer on the host and for a stream of another GPU.
 pub(super) fn site(inner: &Inner, operation: &str, stream: &StreamRef<'_>) -> Result<Site> {
-    Site::new(operation, inner.rank, ordinal(inner, operation)?, stream)
+    Site::of(&*inner.ffi, operation, (inner.rank, ordinal(inner, operation)?), stream)
 }
 
 /// The buffer's GPU; fails for a buffer on the host.
