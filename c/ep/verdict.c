@@ -49,7 +49,8 @@ void epw_verdicts_begin(epw_verdicts *v, uint64_t report, uint64_t epoch_word, c
 void epw_verdicts_undo(epw_verdicts *v, const epw_verdicts *before) {
     epw_verdicts meanwhile = *v;
     *v = *before;
-    v->taken_over = with_faults_of(v->taken_over, meanwhile.past[0].last);
+    if (meanwhile.past[0].last != epw_report_none(v->epoch_word))
+        v->taken_over = with_faults_of(v->taken_over, meanwhile.past[0].last);
     for (uint32_t i = 1; i < EPW_PAST_EPOCHS; i++) v->past[i - 1].last = meanwhile.past[i].last;
 }
 

@@ -419,7 +419,9 @@ static void a_region_that_goes_takes_only_its_bytes_along(void) {
     post(&queue, 1, e.key, 0, LONG); /* more than a socket holds */
     post(&queue, 1, key, 0, SHORT);
     post(&queue, 1, e.key, 0, SHORT);
+    uint64_t before = epw_nic_sent(e.nic).bytes;
     epw_pair_ring(e.pair);
+    for (int ms = 0; ms < 5000 && epw_nic_sent(e.nic).bytes == before; ms++) usleep(1000);
     memset(e.window + LONG - SHORT, NEW, SHORT);
     epw_nic_deregister(e.nic, key);
     memset(lent, NEW, SHORT);
@@ -468,12 +470,16 @@ static void a_turn_ends_after_a_while(void) {
 /* Its thread sleeps, because somebody drives the NIC, and nothing wakes it. */
 static void lull(epw_nic *nic) {
     epw_nic_stretch_sleeps(nic, 1000000);
-    for (int ms = 0; ms < 5000 && !atomic_load(&nic->dozing); ms++) {
+    bool dozes = false;
+    for (int i = 0; i < 200 && !dozes; i++) {
         epw_nic_drive(nic, epw_now_ns());
-        epw_nic_wake(nic); /* so that it notices that */
-        usleep(2000);
+        if (!atomic_load(&nic->dozing)) epw_nic_wake(nic); /* so that it notices that */
+        usleep(20000);
+        dozes = atomic_load(&nic->dozing);
+        usleep(20000); /* no wake-up is on its way to it */
+        dozes = dozes && atomic_load(&nic->dozing);
     }
-    CHECK(atomic_load(&nic->dozing));
+    CHECK(dozes);
 }
 
 static void what_a_look_takes_in_is_answered(void) {

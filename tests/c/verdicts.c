@@ -497,6 +497,19 @@ static epw_reports of_one(const void *context, uint32_t rank) {
     return (epw_reports){.report = *(const uint64_t *)context};
 }
 
+static void a_membership_that_did_not_begin_leaves_no_faults(void) {
+    const epw_mask both = {{3}};
+    const uint64_t late = (UINT64_C(1) << 24) + 6, report = first_of(1, late, false);
+    epw_verdicts v = {0};
+    epw_verdicts_begin(&v, 0, epw_epoch_word(1, 5), &both);
+    const epw_verdicts before = v;
+    epw_verdicts_begin(&v, 0, epw_epoch_word(2, 6), &both);
+    epw_verdicts_undo(&v, &before);
+    epw_verdicts_report(&v, late);
+    for (uint64_t back = 0; back < 10; back++)
+        CHECK(epw_verdicts_of(&v, 0, 1, late - back, of_one, &report) == EPW_VERDICT_CLEAN);
+}
+
 static void nothing_is_clean_after_a_loss(void) {
     const epw_mask both = {{3}};
     const uint64_t first = epw_epoch_word(1, 0);
@@ -575,6 +588,7 @@ int main(int argc, char **argv) {
     the_first_step_may_be_any();
     a_late_first_step_of_a_past_membership();
     nothing_is_clean_after_a_loss();
+    a_membership_that_did_not_begin_leaves_no_faults();
     an_old_step_is_forgotten();
     bad_arguments_are_named();
     return check_result("verdicts");
