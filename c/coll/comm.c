@@ -237,6 +237,7 @@ epw_status epw_comm_create(const epw_comm_config *config, epw_comm **out) {
                                  .lanes = epw_coll_lanes(config),
                                  .fabric = config->fabric,
                                  .depth = epw_coll_queue_depth(config, &layout),
+                                 .deadline_ns = config->deadline_ns,
                                  .user = choose_user(comm),
                                  .user_context = comm,
                                  .what = "communicator"};

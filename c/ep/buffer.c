@@ -157,6 +157,7 @@ epw_status epw_buffer_create(const epw_config *config, epw_buffer **out) {
                                  .lanes = config->lanes,
                                  .fabric = config->fabric,
                                  .depth = epw_plan_queue_depth(config),
+                                 .deadline_ns = config->deadline_ns,
                                  .user = &user_of_floor,
                                  .user_context = b,
                                  .what = "buffer"};

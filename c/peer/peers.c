@@ -19,6 +19,7 @@ epw_status epw_peers_create(epw_peers *peers, const epw_peers_options *options) 
     peers->fabric = options->fabric;
     epw_fabric_hold(peers->fabric);
     peers->depth = options->depth;
+    peers->deadline_ns = options->deadline_ns;
     pthread_mutex_init(&peers->lock, NULL);
     pthread_mutex_init(&peers->probe_lock, NULL);
     pthread_mutex_init(&peers->ask_lock, NULL);

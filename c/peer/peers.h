@@ -105,6 +105,7 @@ typedef struct epw_peers {
     /* Peers behind a queue, see peer/remote.h. */
     epw_fabric *fabric;   /* NULL: there are none */
     uint32_t depth;       /* depth of each of their queues, in entries */
+    uint64_t deadline_ns; /* by which adapters choose how long they retry */
     epw_remote **remotes; /* [ranks]; of the peers connected by queues */
     epw_remote **offered; /* [ranks]; named in a blob, and not connected yet */
     atomic_uint remote_count;
@@ -129,9 +130,10 @@ typedef struct epw_peers_options {
     uint32_t lanes;
     const epw_peers_user *user;
     void *user_context;
-    const char *what;   /* the user, for the log: a string literal */
-    epw_fabric *fabric; /* outlives the floor; NULL: none */
-    uint32_t depth;     /* of the queue to one peer on a lane, from epw_queue_depth */
+    const char *what;     /* the user, for the log: a string literal */
+    epw_fabric *fabric;   /* outlives the floor; NULL: none */
+    uint32_t depth;       /* of the queue to one peer on a lane, from epw_queue_depth */
+    uint64_t deadline_ns; /* the user's; a silent peer's queue is given up within 2 to 4 of these */
 } epw_peers_options;
 
 /* Creates the window. Call epw_peers_destroy also after an error. */

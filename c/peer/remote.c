@@ -379,7 +379,7 @@ epw_status epw_remote_connect(epw_peers *peers, uint32_t peer, const epw_nonce *
                                 (uint32_t)epw_take_little(offer->bytes + number_offset(EPW_WIRE_VERBS, i), 4),
                             .lane = i,
                             .nic = offer->bytes + NIC_OFFSET,
-                            .deadline_ns = deadline_ns};
+                            .deadline_ns = peers->deadline_ns};
         if (epw_has_way(peers, i)) status = epw_end_connect(peers->fabric, &remote->ways[i].end, &end, where);
     }
     epw_nic_end_link(epw_fabric_nic(peers->fabric), former);

@@ -119,6 +119,7 @@ epw_status epw_trial_open(const epw_trial_options *o, epw_trial **out) {
                                  .lanes = 1,
                                  .fabric = o->fabric,
                                  .depth = epw_queue_depth(o->count + 1, epw_fabric_queue_depth(o->fabric)),
+                                 .deadline_ns = o->deadline_ns,
                                  .user = &user_of_floor,
                                  .user_context = trial,
                                  .what = "trial"};

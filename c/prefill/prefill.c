@@ -201,6 +201,7 @@ epw_status epw_prefill_create(const epw_prefill_config *config, epw_prefill **ou
                                  .lanes = config->ep.lanes,
                                  .fabric = config->ep.fabric,
                                  .depth = epw_prefill_queue_depth(config, &layout),
+                                 .deadline_ns = config->ep.deadline_ns,
                                  .user = choose_user(p),
                                  .user_context = p,
                                  .what = "prefill buffer"};

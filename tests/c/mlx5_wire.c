@@ -176,6 +176,39 @@ static void queue_pairs_are_warm_before_the_first_operation(uint32_t nic, uint32
     nothing_is_left("warm", nic);
 }
 
+/* What RTR2RTS says of retries. */
+typedef struct tries {
+    uint32_t seen, timeout, retries;
+} tries;
+
+static void look_at_retries(void *context, unsigned char *in, size_t bytes) {
+    tries *t = context;
+    if (bytes != EPW_MLX5_IN_BYTES || in[0] != EPW_MLX5_RTR2RTS >> 8 || in[1] != (EPW_MLX5_RTR2RTS & 0xff))
+        return;
+    *t = (tries){t->seen + 1, in[0x38] >> 3, in[0x89] & 7};
+}
+
+/* How long an adapter retries follows from the buffer's deadline, whatever limit a call to connect has. */
+static void a_limit_for_connecting_does_not_shorten_retries(void) {
+    group g;
+    epw_fabric_options options = EPW_FABRIC_OPTIONS_INIT;
+    options.nic = EPW_NIC_FAKE;
+    CHECK(meet_two_by(&options, deadline_ns, &g));
+    for (uint64_t limit_ns = deadline_ns / 5; limit_ns <= 5 * deadline_ns; limit_ns *= 25) {
+        tries t = {0};
+        epw_mlx5_path right;
+        epw_mlx5_choose_retries(deadline_ns, &right);
+        epw_fake_set_tap(epw_fabric_fake(g.fabrics[0]),
+                         &(epw_fake_tap){.command = look_at_retries, .context = &t});
+        for (uint32_t r = 0; r < 2; r++) CHECK_OK(epw_buffer_disconnect(g.of[r], 1 - r));
+        for (uint32_t r = 0; r < 2; r++) CHECK_OK(connect_within(g.of[r], r, g.of[1 - r], 1 - r, limit_ns));
+        CHECK_MSG(t.seen > 0 && t.timeout == right.timeout && t.retries == right.retries,
+                  "%u commands, timeout %u, %u retries", t.seen, t.timeout, t.retries);
+        epw_fake_set_tap(epw_fabric_fake(g.fabrics[0]), &(epw_fake_tap){0});
+    }
+    destroy(&g);
+}
+
 /* The adapter's registers, from the best kind to the worst. */
 static void every_kind_of_register_rings(void) {
     static const struct {
@@ -437,6 +470,7 @@ int main(void) {
     queue_pairs_are_warm_before_the_first_operation(EPW_NIC_MLX5, 1);
     queue_pairs_are_warm_before_the_first_operation(EPW_NIC_FAKE, 1);
     queue_pairs_are_warm_before_the_first_operation(EPW_NIC_FAKE, 2);
+    a_limit_for_connecting_does_not_shorten_retries();
     every_kind_of_register_rings();
     the_doctor_sends_a_word_from_the_adapter_to_itself();
     the_doctor_says_what_fails();
