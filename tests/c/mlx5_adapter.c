@@ -326,15 +326,15 @@ static void turn(void *context, unsigned char *in, size_t bytes) {
 }
 
 /* Some bits turn a command into another valid one: another size that fits, another umem of this pair, another
- * peer, another priority or time. Exactly those may be accepted; all others are refused. */
+ * place for a record, another peer, packet number, priority or time. Exactly those may be accepted; all others are refused. */
 static void a_bit_that_is_wrong_is_refused(void) {
     static const struct {
         uint32_t opcode, as_good;
-    } commands[] = {{EPW_MLX5_CREATE_CQ, 4},
+    } commands[] = {{EPW_MLX5_CREATE_CQ, 12},
                     {EPW_MLX5_CREATE_QP, 2},
                     {EPW_MLX5_RST2INIT, 0},
-                    {EPW_MLX5_INIT2RTR, 171},
-                    {EPW_MLX5_RTR2RTS, 14}};
+                    {EPW_MLX5_INIT2RTR, 195},
+                    {EPW_MLX5_RTR2RTS, 38}};
     for (size_t c = 0; c < sizeof commands / sizeof commands[0]; c++) {
         uint32_t as_good = 0;
         for (uint32_t bit = 0; bit < EPW_MLX5_IN_BYTES * 8; bit++) {

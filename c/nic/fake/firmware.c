@@ -173,8 +173,9 @@ static void create_cq(command *c) {
                           LIST(EPW_FIELD(create_cq_in, opcode), EPW_FIELD(create_cq_in, cq_umem_id),
                                EPW_FIELD(create_cq_in, cq_umem_valid)),
                           LIST(EPW_FIELD(cqc, dbr_umem_valid), EPW_FIELD(cqc, cc), EPW_FIELD(cqc, oi),
-                               EPW_FIELD(cqc, dbr_umem_id), EPW_FIELD(cqc, log_cq_size),
-                               EPW_FIELD(cqc, uar_page), EPW_FIELD(cqc, c_eqn)),
+                               EPW_FIELD(cqc, dbr_umem_id), EPW_FIELD(cqc, dbr_addr),
+                               EPW_FIELD(cqc, log_cq_size), EPW_FIELD(cqc, uar_page),
+                               EPW_FIELD(cqc, c_eqn)),
                           NULL});
     epw_fake_item *uses[] = {
         umem(c, IN(create_cq_in, cq_umem_id), IN(create_cq_in, cq_umem_valid),
@@ -182,6 +183,8 @@ static void create_cq(command *c) {
         umem(c, CQC(dbr_umem_id), CQC(dbr_umem_valid), 8),
         named(c, EPW_FAKE_UAR, CQC(uar_page), SYNDROME_UAR),
     };
+    uint64_t record = CQC(dbr_addr);
+    if (uses[1] != NULL) require(c, record % 8 == 0 && record <= uses[1]->bytes - 8, SYNDROME_UMEM);
     require(c, CQC(c_eqn) == EPW_FAKE_EQ, SYNDROME_EQ);
     require(c, CQC(cc) && CQC(oi), SYNDROME_KIND);
     /* The entry must not look like a completion before the first one has arrived. */
@@ -189,7 +192,9 @@ static void create_cq(command *c) {
         require(c, uses[0]->address[i] == CQ_FILL, SYNDROME_FILL);
     if (c->status != OK) return;
     make(c, EPW_FAKE_CQ, 0, uses, 3);
-    if (c->made != NULL) c->made->address = uses[0]->address;
+    if (c->made == NULL) return;
+    c->made->address = uses[0]->address;
+    c->made->record = uses[1]->address + record;
 }
 
 /* ---- CREATE_QP ---- */
@@ -253,6 +258,8 @@ static void create_qp(command *c) {
     if (log_entries > log_entries_of(c->fake)) refuse(c, EXCEED_LIM, SYNDROME_SIZE);
     require(c, QPC(context, st) == 0 && QPC(context, rq_type) == RECEIVE_NONE, SYNDROME_KIND);
     require(c, QPC(context, pm_state) == MIGRATED, SYNDROME_KIND);
+    /* Firmware would take a record of both, in which it reads counters of the one as commands of the other. */
+    if (c->status == OK) require(c, uses[3]->record != uses[1]->address, SYNDROME_UMEM);
     if (c->status == OK) make_qp(c, uses, 5, log_entries);
 }
 
@@ -318,7 +325,8 @@ static void to_rtr(command *c) {
                                EPW_FIELD(init2rtr_qp_in, opt_param_mask)),
                           LIST(EPW_FIELD(qpc, mtu), EPW_FIELD(qpc, log_msg_max), EPW_FIELD(qpc, remote_qpn),
                                EPW_FIELD(qpc, log_rra_max), EPW_FIELD(qpc, atomic_mode), EPW_FIELD(qpc, rre),
-                               EPW_FIELD(qpc, rwe), EPW_FIELD(qpc, rae), EPW_FIELD(qpc, min_rnr_nak)),
+                               EPW_FIELD(qpc, rwe), EPW_FIELD(qpc, rae), EPW_FIELD(qpc, min_rnr_nak),
+                               EPW_FIELD(qpc, next_rcv_psn)),
                           infiniband ? local : ethernet});
     epw_fake_route to = {.remote = (uint32_t)QPC(context, remote_qpn)};
     uint64_t mtu = QPC(context, mtu);
@@ -361,7 +369,8 @@ static void to_rts(command *c) {
     const epw_field context = EPW_FIELD(rtr2rts_qp_in, qpc);
     check_stray(
         c, &(use){context, LIST(EPW_FIELD(rtr2rts_qp_in, opcode), EPW_FIELD(rtr2rts_qp_in, qpn)),
-                  LIST(EPW_FIELD(qpc, log_sra_max), EPW_FIELD(qpc, retry_count), EPW_FIELD(qpc, rnr_retry)),
+                  LIST(EPW_FIELD(qpc, log_sra_max), EPW_FIELD(qpc, retry_count), EPW_FIELD(qpc, rnr_retry),
+                       EPW_FIELD(qpc, next_send_psn)),
                   LIST(EPW_FIELD(ads, ack_timeout))});
     /* 0 would retry without end, and every wait of this library is bounded. */
     require(c, PATH(context, ack_timeout) > 0 && QPC(context, retry_count) > 0, SYNDROME_RETRIES);

@@ -32,6 +32,7 @@ enum { CQC = 0x10, QPC = 0x18, PATH = 0x18, CAPS = 0x10 };
 #define CQ_LOG_SIZE          CQC_FIELD(0x0c, 28, 24)
 #define CQ_UAR               CQC_FIELD(0x0c, 23, 0)
 #define CQ_EQ                CQC_FIELD(0x14, 7, 0)
+#define CQ_RECORD            CQC_FIELD(0x3c, 31, 0) /* the lower half */
 #define CQ_UMEM              ((field){0x58, 31, 0})
 #define CQ_UMEM_VALID        ((field){0x5c, 31, 31})
 
@@ -47,6 +48,7 @@ enum { CQC = 0x10, QPC = 0x18, PATH = 0x18, CAPS = 0x10 };
 #define QP_LOG_READS_OUT     QPC_FIELD(0x70, 23, 21)
 #define QP_RETRIES           QPC_FIELD(0x70, 18, 16)
 #define QP_RECEIVER_RETRIES  QPC_FIELD(0x70, 15, 13)
+#define QP_PSN_OUT           QPC_FIELD(0x78, 23, 0)
 #define QP_CQ_SEND           QPC_FIELD(0x7c, 23, 0)
 #define QP_LOG_READS_IN      QPC_FIELD(0x90, 23, 21)
 #define QP_ATOMIC_MODE       QPC_FIELD(0x90, 19, 16)
@@ -54,6 +56,7 @@ enum { CQC = 0x10, QPC = 0x18, PATH = 0x18, CAPS = 0x10 };
 #define QP_MAY_WRITE         QPC_FIELD(0x90, 14, 14)
 #define QP_MAY_ADD           QPC_FIELD(0x90, 13, 13)
 #define QP_RECEIVER_TIMER    QPC_FIELD(0x94, 28, 24)
+#define QP_PSN_IN            QPC_FIELD(0x94, 23, 0)
 #define QP_CQ_RECEIVE        QPC_FIELD(0x9c, 23, 0)
 #define QP_RECEIVE_TYPE      QPC_FIELD(0xac, 26, 24)
 #define QP_RECORD_UMEM_VALID QPC_FIELD(0xd0, 28, 28)
@@ -120,6 +123,7 @@ void epw_mlx5_build_create_cq(epw_mlx5_in in, const epw_mlx5_cq *cq) {
     set(in, CQ_IGNORE_OVERRUN, 1); /* the adapter is never told how far the queue has been read */
     set(in, CQ_RECORD_UMEM_VALID, 1);
     set(in, CQ_RECORD_UMEM, cq->record_umem);
+    set(in, CQ_RECORD, cq->record);
     set(in, CQ_LOG_SIZE, cq->log_entries);
     set(in, CQ_UAR, cq->uar);
     set(in, CQ_EQ, cq->eq);
@@ -160,6 +164,7 @@ void epw_mlx5_build_init2rtr(epw_mlx5_in in, uint32_t qpn, const epw_mlx5_path *
     set(in, QP_MAY_WRITE, 1);
     set(in, QP_MAY_ADD, path->atomics);
     set(in, QP_RECEIVER_TIMER, RECEIVER_TIMER);
+    set(in, QP_PSN_IN, epw_mlx5_first_psn(path->remote));
     set(in, PATH_PORT, path->port);
     if (path->ethernet) {
         set(in, PATH_GID_INDEX, path->gid_index);
@@ -181,6 +186,7 @@ void epw_mlx5_build_rtr2rts(epw_mlx5_in in, uint32_t qpn, const epw_mlx5_path *p
     set(in, QP_LOG_READS_OUT, path->log_reads);
     set(in, QP_RETRIES, path->retries);
     set(in, QP_RECEIVER_RETRIES, RETRY_ALWAYS);
+    set(in, QP_PSN_OUT, epw_mlx5_first_psn(qpn));
     set(in, PATH_TIMEOUT, path->timeout);
 }
 
@@ -288,6 +294,10 @@ const char *epw_mlx5_command_name(uint32_t opcode) {
     default:
         return "a command";
     }
+}
+
+uint32_t epw_mlx5_first_psn(uint32_t number) {
+    return (number * UINT32_C(2654435761)) >> 8;
 }
 
 uint32_t epw_mlx5_udp_port(uint32_t own, uint32_t remote) {

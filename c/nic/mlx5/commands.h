@@ -51,14 +51,15 @@ enum {
 /* A completion queue with one entry, which each completion overwrites, for any number of entries of the send
  * queue. */
 typedef struct epw_mlx5_cq {
-    uint32_t umem, record_umem; /* the first begins with the entry, the second with the doorbell record */
+    uint32_t umem, record_umem; /* the first begins with the entry */
+    uint32_t record; /* where the doorbell record lies in the second, a multiple of 8; it has no other owner */
     uint32_t uar, eq;
     uint32_t log_entries; /* the size that the adapter is told */
 } epw_mlx5_cq;
 
 /* A reliable queue pair without a receive queue. */
 typedef struct epw_mlx5_qp {
-    uint32_t umem, record_umem; /* as in epw_mlx5_cq */
+    uint32_t umem, record_umem; /* each begins with the ring, or with the doorbell record */
     uint32_t uar, pd, cq;
     uint32_t log_entries; /* entries of 64 bytes */
 } epw_mlx5_qp;
@@ -121,6 +122,11 @@ const char *epw_mlx5_status_name(uint32_t status);
 
 /* "CREATE_QP" and so on. */
 const char *epw_mlx5_command_name(uint32_t opcode);
+
+/* The first packet number of the queue pair of this number. Its peer computes it too. A packet does not say
+ * who has sent it: of those for a number that has been given out again, only this tells the late ones apart
+ * that another sender has left on the way. */
+uint32_t epw_mlx5_first_psn(uint32_t number);
 
 /* The UDP source port of a queue pair. It differs between pairs of numbers, so that a fabric spreads them. */
 uint32_t epw_mlx5_udp_port(uint32_t own, uint32_t remote);

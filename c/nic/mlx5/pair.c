@@ -14,7 +14,8 @@
 enum {
     PAGE = 4096,
     WORD_OFFSET =
-        64,        /* offset in the record's page: the doorbell of kernels that do not reach the register */
+        64, /* offset in the record's page: the doorbell of kernels that do not reach the register */
+    COMPLETION_RECORD_OFFSET = 128, /* and the completion queue's own record; the queue pair's is at 0 */
     LOG_READS = 4, /* in flight at a time; every adapter allows that many */
     COMPLETION_LOG = 0 /* one entry, which each completion overwrites */
 };
@@ -115,6 +116,7 @@ static epw_status create_objects(epw_mlx5_pair *pair, epw_where where) {
     epw_mlx5_in in;
     epw_mlx5_cq cq = {.umem = pair->completion.id,
                       .record_umem = pair->record.id,
+                      .record = COMPLETION_RECORD_OFFSET,
                       .uar = pair->spare->uar.page,
                       .eq = a->event_queue,
                       .log_entries = COMPLETION_LOG};

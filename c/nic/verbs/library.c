@@ -153,12 +153,6 @@ static int modify(const queue *q, epw_abi_qp_attr *attr, int state, int mask) {
     return err > 0 ? err : (err < 0 ? why() : 0);
 }
 
-/* The first packet sequence number of each end follows from its queue pair number, so the other end can
- * compute it. */
-static uint32_t first_psn(uint32_t number) {
-    return (number * UINT32_C(2654435761)) >> 8;
-}
-
 static epw_abi_ah_attr address_of(const epw_mlx5_path *path) {
     epw_abi_ah_attr to = {.dlid = (uint16_t)path->lid,
                           .sl = (uint8_t)path->service_level,
@@ -179,12 +173,12 @@ static int connect(void *opened, const epw_mlx5_path *path) {
                                       EPW_MLX5_REMOTE_ATOMIC,
                             .port = (uint8_t)path->port};
     epw_abi_qp_attr receives = {.mtu = (int)path->mtu,
-                                .receive_psn = first_psn(path->remote),
+                                .receive_psn = epw_mlx5_first_psn(path->remote),
                                 .remote = path->remote,
                                 .to = address_of(path),
                                 .reads_of_peer = (uint8_t)(1 << path->log_reads),
                                 .receiver_timer = 12}; /* 0.64 ms; unused, since nothing is received */
-    epw_abi_qp_attr sends = {.send_psn = first_psn(q->qp->number),
+    epw_abi_qp_attr sends = {.send_psn = epw_mlx5_first_psn(q->qp->number),
                              .reads = (uint8_t)(1 << path->log_reads),
                              .timeout = (uint8_t)path->timeout,
                              .retries = (uint8_t)path->retries,
