@@ -5,8 +5,10 @@
  * What it cannot show: the order of writes on a bus, which kinds of registers a GPU can map, how long an
  * adapter retries, and whether firmware honours a field that is set. It also differs in these cases: an
  * adapter retries entries for a peer whose queue pair is not connected yet, while the fake places them at
- * once; and 2RST does not stop the soft NIC's queue pair, so that it can only be connected again before it
- * has sent anything. */
+ * once; the fake refuses what comes to a queue pair that has stopped, while an adapter is silent; and 2RST
+ * does not stop the soft NIC's queue pair, so that it can only be connected again before it has sent
+ * anything.
+ */
 #ifndef EPW_NIC_FAKE_H
 #define EPW_NIC_FAKE_H
 

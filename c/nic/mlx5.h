@@ -212,7 +212,8 @@ void epw_mlx5_pair_break(epw_mlx5_pair *pair);
 bool epw_mlx5_pair_close(epw_mlx5_pair *pair);
 bool epw_mlx5_pair_is_closed(const epw_mlx5_pair *pair);
 
-/* True: it sends nothing more, and nothing more completes. */
+/* True: it sends nothing more, and nothing more completes; after an event or a report of the peer, a thread
+ * is about to see to that. */
 bool epw_mlx5_pair_broken(const epw_mlx5_pair *pair);
 
 /* For printing: the event of the adapter that has broken the pair, and a remedy; "" if there was none.

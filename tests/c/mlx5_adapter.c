@@ -326,7 +326,8 @@ static void turn(void *context, unsigned char *in, size_t bytes) {
 }
 
 /* Some bits turn a command into another valid one: another size that fits, another umem of this pair, another
- * place for a record, another peer, packet number, priority or time. Exactly those may be accepted; all others are refused. */
+ * place for a record, another peer, packet number, priority or time. Exactly those may be accepted; all
+ * others are refused. */
 static void a_bit_that_is_wrong_is_refused(void) {
     static const struct {
         uint32_t opcode, as_good;
@@ -414,6 +415,54 @@ static void events_of_the_device_end_its_queue_pairs(void) {
         CHECK(epw_mlx5_pair_broken(b->pair) == concerned && atomic_load(&b->broken) == concerned);
         CHECK_MSG(strcmp(epw_mlx5_pair_trouble(b->pair, said), concerned ? cases[i].said : "") == 0, "%s",
                   said);
+        take_down(b);
+        free(b);
+    }
+}
+
+/* Commands that have been answered. */
+typedef struct answered {
+    uint32_t last; /* its opcode */
+    atomic_uint errors;
+} answered;
+
+static void see_command(void *context, unsigned char *in, size_t bytes) {
+    answered *a = context;
+    (void)bytes;
+    a->last = (uint32_t)in[0] << 8 | in[1];
+}
+
+static void see_answer(void *context, const unsigned char *out, size_t bytes) {
+    answered *a = context;
+    (void)bytes;
+    if (a->last == EPW_MLX5_2ERR && out[0] == 0) atomic_fetch_add(&a->errors, 1);
+}
+
+/* The adapter would go on once its port is up again, and would place what the peer still sends. */
+static void what_breaks_a_queue_pair_stops_it(void) {
+    enum { EVENT, ENDED, REPLACED, WAYS };
+    static const epw_mlx5_poster posters[] = {EPW_MLX5_HOST, EPW_MLX5_KERNELS, EPW_MLX5_KERNELS_UNHEARD};
+    for (int i = 0; i < WAYS * 3; i++) {
+        bench *b = new_bench();
+        answered seen = {0};
+        CHECK_OK(epw_fake_open(&(epw_fake_options){.rank = RANK}, where, &b->fake));
+        CHECK_OK(epw_mlx5_open(epw_fake_calls(b->fake), &(epw_mlx5_options){0}, where, &b->adapter));
+        epw_mlx5_pair_options options = {
+            .peer = 1, .depth = DEPTH, .poster = posters[i % 3], .broken = broken, .context = b};
+        epw_mlx5_address self = epw_mlx5_address_of(b->adapter);
+        CHECK_OK(epw_mlx5_pair_create(b->adapter, &options, where, &b->pair));
+        CHECK_OK(epw_mlx5_pair_connect(b->pair, 0x54321, &self, UINT64_C(10000000000), where));
+        epw_fake_set_tap(b->fake,
+                         &(epw_fake_tap){.command = see_command, .answer = see_answer, .context = &seen});
+        uint32_t number = epw_mlx5_pair_number(b->pair);
+        if (i / 3 == EVENT) epw_fake_raise(b->fake, 0, &(epw_mlx5_event){EPW_MLX5_EVENT_PORT_DOWN, 1});
+        if (i / 3 == ENDED) epw_mlx5_peer_ended(b->adapter, 1, number, 0x54321);
+        if (i / 3 == REPLACED) CHECK(!epw_mlx5_peer_connected(b->adapter, 1, number, 0x54322));
+        CHECK(epw_mlx5_pair_broken(b->pair) && atomic_load(&b->broken));
+        for (int ms = 0; ms < 10000 && atomic_load(&seen.errors) == 0; ms++)
+            nanosleep(&(struct timespec){0, 1000000}, NULL);
+        CHECK_MSG(atomic_load(&seen.errors) == 1 && state_of(b) == EPW_MLX5_STATE_ERR, "way %d: state %u", i,
+                  state_of(b));
         take_down(b);
         free(b);
     }
@@ -624,6 +673,7 @@ int main(void) {
     a_bit_that_is_wrong_is_refused();
     what_is_in_use_is_not_given_back();
     events_of_the_device_end_its_queue_pairs();
+    what_breaks_a_queue_pair_stops_it();
     words_are_seen_by_who_looks();
     the_nearest_of_several_adapters_is_chosen();
     options_reach_the_command();

@@ -55,9 +55,9 @@ static void a_completion_queue_is_created_by_these_fields(void) {
     CHECK_FIELDS("CREATE_CQ", in, sizeof in, {0, F(create_cq_in, opcode), 0x400}, {cqc, F(cqc, cc), 1},
                  {cqc, F(cqc, oi), 1}, {cqc, F(cqc, dbr_umem_valid), 1},
                  {cqc, F(cqc, dbr_umem_id), 0x89abcdef}, {cqc, F(cqc, dbr_addr), 0x80000018},
-                 {cqc, F(cqc, log_cq_size), 0x11},
-                 {cqc, F(cqc, uar_page), 0x812345}, {cqc, F(cqc, c_eqn), 0x81},
-                 {0, F(create_cq_in, cq_umem_id), 0x81234567}, {0, F(create_cq_in, cq_umem_valid), 1});
+                 {cqc, F(cqc, log_cq_size), 0x11}, {cqc, F(cqc, uar_page), 0x812345},
+                 {cqc, F(cqc, c_eqn), 0x81}, {0, F(create_cq_in, cq_umem_id), 0x81234567},
+                 {0, F(create_cq_in, cq_umem_valid), 1});
 }
 
 static void a_queue_pair_is_created_by_these_fields(void) {
@@ -106,15 +106,15 @@ static void the_way_up_on_ethernet_has_these_fields(void) {
     epw_mlx5_build_init2rtr(in, number, &ethernet);
     qpc = inner(F(init2rtr_qp_in, qpc));
     ads = way(F(init2rtr_qp_in, qpc));
-    CHECK_FIELDS("INIT2RTR", in, sizeof in, {0, F(init2rtr_qp_in, opcode), 0x503},
-                 {0, F(init2rtr_qp_in, qpn), number}, {0, F(init2rtr_qp_in, opt_param_mask), 0xe},
-                 {qpc, F(qpc, mtu), 5}, {qpc, F(qpc, log_msg_max), 30}, {qpc, F(qpc, remote_qpn), 0x876543},
-                 {qpc, F(qpc, log_rra_max), 5}, {qpc, F(qpc, atomic_mode), 3}, {qpc, F(qpc, rre), 1},
-                 {qpc, F(qpc, rwe), 1}, {qpc, F(qpc, rae), 1}, {qpc, F(qpc, min_rnr_nak), 12}, {qpc, F(qpc, next_rcv_psn), 0x77deae},
-                 {ads, F(ads, src_addr_index), 0x83}, {ads, F(ads, hop_limit), 0x85},
-                 {ads, F(ads, dscp), 0x86 >> 2}, {ads, F(ads, udp_sport), 0xc001}, {ads, F(ads, eth_prio), 5},
-                 {ads, F(ads, vhca_port_num), 1}, {ads, F(ads, rmac_47_32), 0x8201},
-                 {ads, F(ads, rmac_31_0), 0x02030493}, {ads, F(ads, rgid_rip), 0x91});
+    CHECK_FIELDS(
+        "INIT2RTR", in, sizeof in, {0, F(init2rtr_qp_in, opcode), 0x503}, {0, F(init2rtr_qp_in, qpn), number},
+        {0, F(init2rtr_qp_in, opt_param_mask), 0xe}, {qpc, F(qpc, mtu), 5}, {qpc, F(qpc, log_msg_max), 30},
+        {qpc, F(qpc, remote_qpn), 0x876543}, {qpc, F(qpc, log_rra_max), 5}, {qpc, F(qpc, atomic_mode), 3},
+        {qpc, F(qpc, rre), 1}, {qpc, F(qpc, rwe), 1}, {qpc, F(qpc, rae), 1}, {qpc, F(qpc, min_rnr_nak), 12},
+        {qpc, F(qpc, next_rcv_psn), 0x77deae}, {ads, F(ads, src_addr_index), 0x83},
+        {ads, F(ads, hop_limit), 0x85}, {ads, F(ads, dscp), 0x86 >> 2}, {ads, F(ads, udp_sport), 0xc001},
+        {ads, F(ads, eth_prio), 5}, {ads, F(ads, vhca_port_num), 1}, {ads, F(ads, rmac_47_32), 0x8201},
+        {ads, F(ads, rmac_31_0), 0x02030493}, {ads, F(ads, rgid_rip), 0x91});
     /* The last 64 of the GID's 128 bits have been checked. */
     CHECK(in[(ads + epw_field_first(F(ads, rgid_rip))) / 8] == 0x81);
 
@@ -124,8 +124,7 @@ static void the_way_up_on_ethernet_has_these_fields(void) {
     CHECK_FIELDS("RTR2RTS", in, sizeof in, {0, F(rtr2rts_qp_in, opcode), 0x504},
                  {0, F(rtr2rts_qp_in, qpn), number}, {qpc, F(qpc, log_sra_max), 5},
                  {qpc, F(qpc, retry_count), 5}, {qpc, F(qpc, rnr_retry), 7},
-                 {qpc, F(qpc, next_send_psn), 0x8cc7ff},
-                 {ads, F(ads, ack_timeout), 0x13});
+                 {qpc, F(qpc, next_send_psn), 0x8cc7ff}, {ads, F(ads, ack_timeout), 0x13});
 }
 
 /* No global route, hence no traffic class, whatever is requested. Without atomics there is no right to
@@ -142,8 +141,8 @@ static void the_way_up_on_infiniband_has_these_fields(void) {
                  {0, F(init2rtr_qp_in, qpn), 0x812345}, {0, F(init2rtr_qp_in, opt_param_mask), 0xa},
                  {qpc, F(qpc, mtu), 5}, {qpc, F(qpc, log_msg_max), 30}, {qpc, F(qpc, remote_qpn), 0x876543},
                  {qpc, F(qpc, log_rra_max), 5}, {qpc, F(qpc, rre), 1}, {qpc, F(qpc, rwe), 1},
-                 {qpc, F(qpc, min_rnr_nak), 12}, {qpc, F(qpc, next_rcv_psn), 0x77deae}, {ads, F(ads, vhca_port_num), 1}, {ads, F(ads, rlid), 0x8421},
-                 {ads, F(ads, sl), 9});
+                 {qpc, F(qpc, min_rnr_nak), 12}, {qpc, F(qpc, next_rcv_psn), 0x77deae},
+                 {ads, F(ads, vhca_port_num), 1}, {ads, F(ads, rlid), 0x8421}, {ads, F(ads, sl), 9});
 }
 
 static void the_way_down_has_these_fields(void) {
@@ -192,18 +191,16 @@ static void check_words(const char *command, const unsigned char *in, size_t byt
  * a completion queue begins at 0x10, that of a queue pair at 0x18, and the address path in it at 0x30. */
 static void objects_are_created_by_these_words(void) {
     epw_mlx5_in in;
-    epw_mlx5_build_create_cq(
-        in,
-        &(epw_mlx5_cq){.umem = 0x81234567,
-                       .record_umem = 0x89abcdef,
-                       .record = 0x80000018,
-                       .uar = 0x812345,
-                       .eq = 0x81,
-                       .log_entries = 0x11});
+    epw_mlx5_build_create_cq(in, &(epw_mlx5_cq){.umem = 0x81234567,
+                                                .record_umem = 0x89abcdef,
+                                                .record = 0x80000018,
+                                                .uar = 0x812345,
+                                                .eq = 0x81,
+                                                .log_entries = 0x11});
     CHECK_WORDS("CREATE_CQ", in, sizeof in, {0x00, 0x04000000},
                 {0x10, 0x02120000},                     /* record umem valid, collapsed, overrun ignored */
                 {0x14, 0x89abcdef}, {0x1c, 0x11812345}, /* size, register */
-                {0x24, 0x00000081}, {0x4c, 0x80000018},                   /* where the record lies */
+                {0x24, 0x00000081}, {0x4c, 0x80000018}, /* where the record lies */
                 {0x58, 0x81234567}, {0x5c, 0x80000000} /* umem valid */);
     epw_mlx5_build_create_qp(in, &(epw_mlx5_qp){.umem = 0x81234567,
                                                 .record_umem = 0x89abcdef,
@@ -232,7 +229,8 @@ static void a_queue_pair_goes_up_by_these_words(void) {
                 {0x40, 0x81000000}, {0x4c, 0x00000091}, /* the peer's GID */
                 {0x50, 0x0021c001},                     /* DSCP, UDP port */
                 {0x54, 0x50018201}, {0x58, 0x02030493}, /* priority, port, the peer's MAC */
-                {0xa8, 0x00a3e000}, {0xac, 0x0c77deae} /* reads, atomics, rights; the receiver's timer, first packet */);
+                {0xa8, 0x00a3e000},
+                {0xac, 0x0c77deae} /* reads, atomics, rights; the receiver's timer, first packet */);
     epw_mlx5_path infiniband = ethernet;
     infiniband.ethernet = infiniband.atomics = false;
     infiniband.lid = 0x8421;

@@ -53,14 +53,16 @@ static void an_adapter_says_which_thread(void) {
     nothing_more_is_held("an adapter", 0);
 }
 
-/* Queues of kernels have a thread that attends them. */
+/* Queues have a thread that attends them. */
 static void a_queue_says_which_thread(void) {
-    static const epw_mlx5_poster posters[] = {EPW_MLX5_KERNELS, EPW_MLX5_KERNELS_UNHEARD};
-    for (int i = 0; i < 2; i++) {
+    static const epw_mlx5_poster posters[] = {EPW_MLX5_HOST, EPW_MLX5_KERNELS, EPW_MLX5_KERNELS_UNHEARD};
+    for (int i = 0; i < 3; i++) {
         bench *b = new_bench();
         epw_mlx5_pair *pair = NULL;
         epw_mlx5_pair_options options = {.depth = DEPTH, .poster = posters[i]};
-        CHECK_OK(set_up(b, &(epw_fake_options){0}, &(epw_mlx5_options){0}));
+        CHECK_OK(epw_nic_open(where, &b->nic));
+        CHECK_OK(epw_fake_open(&(epw_fake_options){.rank = RANK, .nic = b->nic}, where, &b->fake));
+        CHECK_OK(epw_mlx5_open(epw_fake_calls(b->fake), &(epw_mlx5_options){0}, where, &b->adapter));
         start_no_threads(true);
         is_refused(epw_mlx5_pair_create(b->adapter, &options, where, &pair),
                    "test: rank 3: cannot start the thread that attends queues: Resource temporarily "

@@ -174,8 +174,7 @@ static void create_cq(command *c) {
                                EPW_FIELD(create_cq_in, cq_umem_valid)),
                           LIST(EPW_FIELD(cqc, dbr_umem_valid), EPW_FIELD(cqc, cc), EPW_FIELD(cqc, oi),
                                EPW_FIELD(cqc, dbr_umem_id), EPW_FIELD(cqc, dbr_addr),
-                               EPW_FIELD(cqc, log_cq_size), EPW_FIELD(cqc, uar_page),
-                               EPW_FIELD(cqc, c_eqn)),
+                               EPW_FIELD(cqc, log_cq_size), EPW_FIELD(cqc, uar_page), EPW_FIELD(cqc, c_eqn)),
                           NULL});
     epw_fake_item *uses[] = {
         umem(c, IN(create_cq_in, cq_umem_id), IN(create_cq_in, cq_umem_valid),
@@ -258,7 +257,8 @@ static void create_qp(command *c) {
     if (log_entries > log_entries_of(c->fake)) refuse(c, EXCEED_LIM, SYNDROME_SIZE);
     require(c, QPC(context, st) == 0 && QPC(context, rq_type) == RECEIVE_NONE, SYNDROME_KIND);
     require(c, QPC(context, pm_state) == MIGRATED, SYNDROME_KIND);
-    /* Firmware would take a record of both, in which it reads counters of the one as commands of the other. */
+    /* Firmware would take a record of both, in which it reads counters of the one as commands of the other.
+     */
     if (c->status == OK) require(c, uses[3]->record != uses[1]->address, SYNDROME_UMEM);
     if (c->status == OK) make_qp(c, uses, 5, log_entries);
 }
@@ -367,11 +367,10 @@ void epw_fake_reach(epw_fake_item *qp) {
 
 static void to_rts(command *c) {
     const epw_field context = EPW_FIELD(rtr2rts_qp_in, qpc);
-    check_stray(
-        c, &(use){context, LIST(EPW_FIELD(rtr2rts_qp_in, opcode), EPW_FIELD(rtr2rts_qp_in, qpn)),
-                  LIST(EPW_FIELD(qpc, log_sra_max), EPW_FIELD(qpc, retry_count), EPW_FIELD(qpc, rnr_retry),
-                       EPW_FIELD(qpc, next_send_psn)),
-                  LIST(EPW_FIELD(ads, ack_timeout))});
+    check_stray(c, &(use){context, LIST(EPW_FIELD(rtr2rts_qp_in, opcode), EPW_FIELD(rtr2rts_qp_in, qpn)),
+                          LIST(EPW_FIELD(qpc, log_sra_max), EPW_FIELD(qpc, retry_count),
+                               EPW_FIELD(qpc, rnr_retry), EPW_FIELD(qpc, next_send_psn)),
+                          LIST(EPW_FIELD(ads, ack_timeout))});
     /* 0 would retry without end, and every wait of this library is bounded. */
     require(c, PATH(context, ack_timeout) > 0 && QPC(context, retry_count) > 0, SYNDROME_RETRIES);
     move(c, EPW_MLX5_STATE_RTR, EPW_MLX5_STATE_RTS);
@@ -466,8 +465,11 @@ int epw_fake_command(epw_fake_item *object, epw_fake_call call, const void *in, 
     if (!passes_kernel(&c, call, i)) return EINVAL;
     memset(out, 0, out_bytes);
     if (epw_fake_fails(fake, call)) {
-        if (fake->options.failing_errno != 0) return fake->options.failing_errno;
+        pthread_mutex_lock(&fake->lock);
+        int err = fake->options.failing_errno;
         uint32_t status = fake->options.failing_status;
+        pthread_mutex_unlock(&fake->lock);
+        if (err != 0) return err;
         refuse(&c, status != OK ? status : BAD_PARAM, SYNDROME_PLANNED);
     } else if (in_bytes != commands[i].in_bytes) {
         refuse(&c, BAD_INPUT_LEN, 0);

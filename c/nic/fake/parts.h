@@ -35,7 +35,7 @@ typedef struct epw_fake_item {
     unsigned char *address; /* UAR: its register. UMEM, REGION: its memory. CQ: its entry */
     size_t bytes;
     unsigned char *record; /* CQ: its doorbell record */
-    bool mapped; /* UMEM, REGION: this process has mapped it by a descriptor */
+    bool mapped;           /* UMEM, REGION: this process has mapped it by a descriptor */
 
     struct epw_fake_item *uses[5]; /* CQ, QP, REGION: the objects that it depends on, in any order */
     uint32_t state;                /* QP: EPW_MLX5_STATE_* */

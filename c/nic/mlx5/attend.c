@@ -1,4 +1,6 @@
-/* The thread that does on the host what the kernels that post to queues cannot do themselves:
+/* The thread that stops queue pairs which an event or the peer has broken: whoever reports that may hold
+ * locks that are needed for a command. And it does on the host what the kernels that post to queues cannot do
+ * themselves:
  *
  *   - It rings for queues whose registers no GPU can write: their doorbell is a word in memory, which it
  *     copies to the register.
@@ -6,7 +8,7 @@
  *     kernels that wait for the peer are told.
  *
  * While there are queues to ring for, it polls without a pause until nothing was rung for 2 ms; then it looks
- * about every 50 us. Without such queues it looks every 500 us. */
+ * about every 50 us. Without such queues it looks every 500 us, and sleeps if kernels post to none. */
 #include "nic/mlx5/parts.h"
 
 #include "base/clock.h"
@@ -38,7 +40,8 @@ static bool look(epw_mlx5_attendant *t) {
     for (epw_mlx5_pair *pair = t->pairs; pair != NULL; pair = pair->next_attended) {
         if (pair->options.poster == EPW_MLX5_KERNELS_UNHEARD) rang |= ring_for(pair);
         bool told = atomic_load_explicit(&pair->broken, memory_order_relaxed);
-        if (!told && (epw_record_is_given_up(pair->memory.record) || epw_mlx5_pair_broken(pair)))
+        bool stops = atomic_exchange_explicit(&pair->stops, false, memory_order_acquire);
+        if (stops || (!told && (epw_record_is_given_up(pair->memory.record) || epw_mlx5_pair_broken(pair))))
             epw_mlx5_pair_break(pair);
     }
     return rang;
@@ -56,14 +59,12 @@ static void *attend_main(void *argument) {
     uint64_t busy_ns = 0;
     lock_last(t);
     while (!t->ending) {
-        if (t->pairs == NULL) {
-            pthread_cond_wait(&t->wake, &t->lock);
-            continue;
-        }
         if (look(t)) busy_ns = epw_now_ns();
-        bool rings = t->unheard > 0;
+        bool rings = t->unheard > 0, polls = t->polled > 0;
         pthread_mutex_unlock(&t->lock);
-        if (rings && epw_now_ns() - busy_ns < BUSY_NS) {
+        if (!polls) {
+            sem_wait(&t->bell); /* it has been rung for whatever came after that look */
+        } else if (rings && epw_now_ns() - busy_ns < BUSY_NS) {
             sched_yield();
         } else {
             nanosleep(&(struct timespec){0, rings ? SOON_NS : LATE_NS}, NULL);
@@ -82,18 +83,18 @@ static void lock(epw_mlx5_attendant *t) {
 
 void epw_mlx5_attendant_init(epw_mlx5_attendant *t) {
     pthread_mutex_init(&t->lock, NULL);
-    pthread_cond_init(&t->wake, NULL);
+    sem_init(&t->bell, 0, 0);
 }
 
 void epw_mlx5_attendant_end(epw_mlx5_attendant *t) {
     if (t->started) {
         lock(t);
         t->ending = true;
-        pthread_cond_signal(&t->wake);
         pthread_mutex_unlock(&t->lock);
+        sem_post(&t->bell);
         pthread_join(t->thread, NULL);
     }
-    pthread_cond_destroy(&t->wake);
+    sem_destroy(&t->bell);
     pthread_mutex_destroy(&t->lock);
 }
 
@@ -106,10 +107,11 @@ epw_status epw_mlx5_attend(epw_mlx5_pair *pair, epw_where where) {
         pair->attended = true;
         pair->next_attended = t->pairs;
         t->pairs = pair;
+        t->polled += pair->options.poster != EPW_MLX5_HOST;
         t->unheard += pair->options.poster == EPW_MLX5_KERNELS_UNHEARD;
-        pthread_cond_signal(&t->wake);
     }
     pthread_mutex_unlock(&t->lock);
+    sem_post(&t->bell);
     return err == 0 ? EPW_OK : epw_fail_errno(err, where, "cannot start the thread that attends queues");
 }
 
@@ -120,7 +122,12 @@ void epw_mlx5_leave_alone(epw_mlx5_pair *pair) {
     epw_mlx5_pair **at = &t->pairs;
     while (*at != pair) at = &(*at)->next_attended;
     *at = pair->next_attended;
+    t->polled -= pair->options.poster != EPW_MLX5_HOST;
     t->unheard -= pair->options.poster == EPW_MLX5_KERNELS_UNHEARD;
     pthread_mutex_unlock(&t->lock);
     pair->attended = false;
+}
+
+void epw_mlx5_call_attendant(epw_mlx5 *adapter) {
+    sem_post(&adapter->attendant.bell);
 }

@@ -52,7 +52,8 @@ enum {
  * queue. */
 typedef struct epw_mlx5_cq {
     uint32_t umem, record_umem; /* the first begins with the entry */
-    uint32_t record; /* where the doorbell record lies in the second, a multiple of 8; it has no other owner */
+    uint32_t
+        record; /* where the doorbell record lies in the second, a multiple of 8; it has no other owner */
     uint32_t uar, eq;
     uint32_t log_entries; /* the size that the adapter is told */
 } epw_mlx5_cq;

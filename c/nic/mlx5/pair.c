@@ -16,8 +16,8 @@ enum {
     WORD_OFFSET =
         64, /* offset in the record's page: the doorbell of kernels that do not reach the register */
     COMPLETION_RECORD_OFFSET = 128, /* and the completion queue's own record; the queue pair's is at 0 */
-    LOG_READS = 4, /* in flight at a time; every adapter allows that many */
-    COMPLETION_LOG = 0 /* one entry, which each completion overwrites */
+    LOG_READS = 4,                  /* in flight at a time; every adapter allows that many */
+    COMPLETION_LOG = 0              /* one entry, which each completion overwrites */
 };
 
 static uint32_t log_of(uint32_t depth) {
@@ -149,21 +149,28 @@ static epw_status modify_short(epw_mlx5_pair *pair, uint32_t opcode, epw_where w
 
 /* ---- events ---- */
 
-static void tell_broken(epw_mlx5_pair *pair) {
+/* `stops`: the adapter still sends from it, and places what arrives, until the attendant has stopped it. */
+static void tell_broken(epw_mlx5_pair *pair, bool stops) {
     if (atomic_exchange_explicit(&pair->broken, true, memory_order_acq_rel)) return;
+    if (stops) {
+        atomic_store_explicit(&pair->stops, true, memory_order_release);
+        epw_mlx5_call_attendant(pair->adapter);
+    }
     if (pair->options.broken != NULL) pair->options.broken(pair->options.context);
 }
 
 void epw_mlx5_heed(void *adapter, const epw_mlx5_event *event) {
     epw_mlx5 *a = adapter;
     bool all = event->kind != EPW_MLX5_EVENT_PAIR;
+    /* A queue pair with an event of its own has stopped, and an adapter that has failed takes no commands. */
+    bool stops = all && event->kind != EPW_MLX5_EVENT_FATAL;
     if (!epw_mlx5_concerns(a, event)) return;
     pthread_mutex_lock(&a->pairs_lock);
-    for (epw_mlx5_pair *pair = a->pairs; pair != NULL; pair = pair->next) {
-        if (!all && pair->number != event->number) continue;
-        if (all) atomic_store_explicit(&pair->event, event->kind, memory_order_relaxed);
-        tell_broken(pair);
-    }
+    /* Where one breaks, another thread may give up the others: by then each of them knows why. */
+    for (epw_mlx5_pair *pair = a->pairs; all && pair != NULL; pair = pair->next)
+        atomic_store_explicit(&pair->event, event->kind, memory_order_relaxed);
+    for (epw_mlx5_pair *pair = a->pairs; pair != NULL; pair = pair->next)
+        if (all || pair->number == event->number) tell_broken(pair, stops);
     pthread_mutex_unlock(&a->pairs_lock);
 }
 
@@ -175,7 +182,7 @@ uint32_t epw_mlx5_pair_remote(const epw_mlx5_pair *pair) {
 static void end_by_peer(epw_mlx5_pair *pair) {
     if (atomic_load_explicit(&pair->broken, memory_order_acquire)) return;
     atomic_store_explicit(&pair->ended, true, memory_order_relaxed);
-    tell_broken(pair);
+    tell_broken(pair, true);
 }
 
 /* With pairs_lock held. NULL: there is none. Reports do not take a pair's lock, which is held during commands
@@ -285,7 +292,7 @@ epw_status epw_mlx5_pair_create(epw_mlx5 *adapter, const epw_mlx5_pair_options *
             .doorbell =
                 unheard ? (uint64_t *)(void *)(pair->pages + PAGE + WORD_OFFSET) : pair->spare->uar.reg,
             .completion = pair->pages};
-        if (options->poster != EPW_MLX5_HOST) status = epw_mlx5_attend(pair, where);
+        status = epw_mlx5_attend(pair, where);
         if (unheard) atomic_store_explicit(&adapter->rings_for_kernels, true, memory_order_relaxed);
     }
     if (status != EPW_OK) {
@@ -481,7 +488,7 @@ void epw_mlx5_pair_break(epw_mlx5_pair *pair) {
     pthread_mutex_lock(&pair->lock);
     stop(pair, "break");
     pthread_mutex_unlock(&pair->lock);
-    tell_broken(pair);
+    tell_broken(pair, false);
 }
 
 /* Breaks a queue pair that is not in RTS, or whose command fails. */

@@ -7,6 +7,7 @@
 #include "nic/other_end.h"
 
 #include <pthread.h>
+#include <semaphore.h>
 #include <stdatomic.h>
 
 typedef struct epw_mlx5_memory epw_mlx5_memory; /* a region */
@@ -21,15 +22,15 @@ typedef struct epw_mlx5_watch {
     epw_mlx5_memory *regions;
 } epw_mlx5_watch;
 
-/* Queues to which kernels post, see attend.c. */
+/* The thread that attends queue pairs, see attend.c. */
 typedef struct epw_mlx5_attendant {
     pthread_t thread;
     bool started;
+    sem_t bell;           /* wakes it while it polls nothing; rung by whoever holds any lock */
     atomic_uint waiting;  /* threads that wait for the lock */
     pthread_mutex_t lock; /* guards what follows */
-    pthread_cond_t wake;
     bool ending;
-    uint32_t unheard; /* number of pairs for which it rings */
+    uint32_t polled, unheard; /* number of pairs to which kernels post, and for which it rings */
     epw_mlx5_pair *pairs;
 } epw_mlx5_attendant;
 
@@ -96,6 +97,7 @@ struct epw_mlx5_pair {
     epw_mlx5_address to;
     atomic_bool broken, closed, ended; /* `ended`: by the peer */
     atomic_bool heard;                 /* by the peer */
+    atomic_bool stops;                 /* it is broken, and the attendant has yet to stop it */
     bool shut;                         /* the adapter places nothing more that arrives */
     atomic_uint event; /* epw_mlx5_event_kind of the event that has broken it; EPW_MLX5_EVENT_PAIR: none */
 };
@@ -135,6 +137,9 @@ void epw_mlx5_attendant_end(epw_mlx5_attendant *attendant);
 /* The attendant serves the pair until epw_mlx5_leave_alone. */
 epw_status epw_mlx5_attend(epw_mlx5_pair *pair, epw_where where);
 void epw_mlx5_leave_alone(epw_mlx5_pair *pair);
+
+/* Some pair `stops`. Takes no lock. */
+void epw_mlx5_call_attendant(epw_mlx5 *adapter);
 
 /* ---- pair.c ---- */
 
