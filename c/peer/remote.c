@@ -296,16 +296,18 @@ bool epw_remote_is_connected_to(const epw_peers *peers, uint32_t peer, const epw
 }
 
 /* Waits until the peer's ends take what this rank will send. They refuse it if they serve a former connection
- * of this rank, whose end the peer's NIC has not noticed yet. */
+ * of this rank, whose end the peer's NIC has not noticed yet. An end that was kept has been heard, but may
+ * have broken since it was looked at. */
 static epw_status await_heard(epw_remote *remote, uint64_t until, epw_where where) {
     for (uint32_t i = 0; i < EPW_WAYS; i++) {
         const epw_end *end = &remote->ways[i].end;
-        while (epw_has_way(remote->peers, i) && !epw_end_is_heard(end)) {
+        while (epw_has_way(remote->peers, i)) {
             if (epw_end_broken(end))
                 return epw_fail(
                     EPW_ERR_PEER, where,
                     "the queues that the peer has exported serve a former connection of this rank, or "
                     "are gone: let the peer export again");
+            if (epw_end_is_heard(end)) break;
             if (epw_now_ns() >= until)
                 return epw_fail(EPW_ERR_TIMEOUT, where,
                                 "the peer's NIC has not answered within the deadline");
