@@ -22,7 +22,8 @@ static epw_status create_of_adapter(epw_mlx5 *adapter, const epw_end_options *op
                                    .memory = options->memory,
                                    .ring = options->ring,
                                    .broken = options->broken,
-                                   .context = options->context};
+                                   .context = options->context,
+                                   .kept = &out->kept};
     return epw_mlx5_pair_create(adapter, &asked, where, &out->adapter);
 }
 
@@ -54,8 +55,8 @@ static void tell_peer(const epw_end *end) {
 bool epw_end_destroy(epw_end *end) {
     tell_peer(end);
     epw_pair_destroy(end->soft);
-    bool gone = epw_mlx5_pair_destroy(end->adapter);
-    *end = (epw_end){.soft = NULL};
+    bool gone = epw_mlx5_pair_destroy(end->adapter) && !end->kept;
+    *end = (epw_end){.kept = !gone};
     return gone;
 }
 

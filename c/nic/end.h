@@ -15,6 +15,7 @@ typedef struct epw_end {
     epw_nic *nic; /* of that connection; NULL: not connected */
     uint64_t link;
     uint32_t lane;
+    bool kept; /* the kernel has kept the memory of one that was to be here, or was */
 } epw_end;
 
 /* Who posts to it. */
@@ -43,7 +44,8 @@ uint64_t epw_end_memory_bytes(const epw_fabric *fabric, uint32_t depth);
 epw_status epw_end_create(epw_fabric *fabric, const epw_end_options *options, epw_where where, epw_end *out);
 
 /* Once this returns nothing that came by it is placed any more, and nothing is read that it had to send. Does
- * nothing if there is none. False: its memory must not be used again. */
+ * nothing if there is none. False: its memory must not be used again, whether this call has found that, an
+ * earlier one, or an epw_end_create that has failed. */
 bool epw_end_destroy(epw_end *end);
 
 /* The number by which the peer names it, and the one for the verbs wire; 0: there is none. */

@@ -154,6 +154,9 @@ typedef struct epw_mlx5_pair_options {
     /* Called once, when the pair breaks; NULL: nobody. */
     void (*broken)(void *context);
     void *context;
+    /* Set if no pair is made, but the kernel still uses the memory that was meant for it, which must then
+     * stay as it is; NULL: nobody asks. */
+    bool *kept;
 } epw_mlx5_pair_options;
 
 /* EPW_ERR_NO_PATH: the adapter does not reach the ring in GPU memory; the text has a remedy. */

@@ -126,7 +126,7 @@ static epw_status create_end(const epw_remote *remote, epw_way *w, epw_end_optio
     if (status != EPW_OK) return status;
     options->ring = epw_remote_gpu_entries(w->entries);
     status = epw_end_create(peers->fabric, options, where, &w->end);
-    if (status != EPW_ERR_NO_PATH || rings == EPW_RINGS_GPU) return status;
+    if (status != EPW_ERR_NO_PATH || rings == EPW_RINGS_GPU || !epw_end_destroy(&w->end)) return status;
     epw_fabric_fall_back(peers->fabric, EPW_FALLBACK_RINGS);
     options->ring = NULL;
     return epw_end_create(peers->fabric, options, where, &w->end);

@@ -296,7 +296,8 @@ epw_status epw_mlx5_pair_create(epw_mlx5 *adapter, const epw_mlx5_pair_options *
         if (unheard) atomic_store_explicit(&adapter->rings_for_kernels, true, memory_order_relaxed);
     }
     if (status != EPW_OK) {
-        epw_mlx5_pair_destroy(pair);
+        bool gone = epw_mlx5_pair_destroy(pair);
+        if (!gone && options->kept != NULL) *options->kept = true;
         return status;
     }
     if (options->poster == EPW_MLX5_KERNELS && adapter->calls->notice != NULL)
