@@ -165,10 +165,14 @@ uint32_t epw_remotes_lend(const epw_peers *peers, uint32_t lane, const void *row
 static bool is_queued_member(const epw_peers *peers, uint32_t peer) {
     return epw_mask_has(&peers->active, peer) && epw_is_queued(peers, peer);
 }
-/* Whether it may still receive some of what was posted on the lane. */
+/* Whether some of what was posted on the lane has not been sent, or not as far as is known. */
+static bool has_unsent(const epw_peers *peers, uint32_t lane, uint32_t peer) {
+    return is_queued_member(peers, peer) && !epw_remote_is_flushed(peers, lane, peer, UINT32_MAX);
+}
+
+/* Whether it may still receive some of that. */
 static bool is_behind(const epw_peers *peers, uint32_t lane, uint32_t peer) {
-    return is_queued_member(peers, peer) && !epw_remote_is_flushed(peers, lane, peer, UINT32_MAX) &&
-           !epw_remote_is_broken(peers, lane, peer);
+    return has_unsent(peers, lane, peer) && !epw_remote_is_broken(peers, lane, peer);
 }
 
 uint32_t epw_remotes_behind(const epw_peers *peers, uint32_t lane, uint64_t waited_ns) {
@@ -191,9 +195,15 @@ void epw_remotes_pause(const epw_peers *peers, uint64_t began, uint64_t now) {
     }
 }
 
+/* An adapter notices the end of the connection later, and until then finds an entry for memory that is not
+ * its own any more: an error of this rank's own making. So its queue is ended first. */
 void epw_remotes_take_back(const epw_peers *peers, uint32_t lane, uint32_t key) {
     epw_nic *nic = epw_fabric_nic(peers->fabric);
-    for (uint32_t peer = 0; peer < peers->ranks; peer++)
-        if (is_behind(peers, lane, peer)) epw_nic_end_link(nic, peers->remotes[peer]->link);
+    for (uint32_t peer = 0; peer < peers->ranks; peer++) {
+        if (!has_unsent(peers, lane, peer)) continue;
+        bool behind = is_behind(peers, lane, peer);
+        epw_end_break(&epw_way_to(peers, lane, peer)->end);
+        if (behind) epw_nic_end_link(nic, peers->remotes[peer]->link);
+    }
     epw_end_deregister(peers->fabric, epw_fabric_place(peers->fabric, lane), key);
 }

@@ -6,11 +6,15 @@
 #include "whole_step.h"
 
 #include "base/clock.h"
+#include "ep/buffer.h"
+#include "late_ends.h"
 #include "mlx5/library.h"
+#include "nic/end.h"
 #include "nic/fabric.h"
 #include "nic/mlx5.h"
 #include "nic/mlx5/library.h"
 #include "nic/mlx5/probe.h"
+#include "peer/remote.h"
 
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -437,6 +441,81 @@ static void nobody_is_let_in_while_the_adapter_holds_a_queue_pair(void) {
     nothing_is_left("held", 0);
 }
 
+/* Makes a CREATE_QP that firmware refuses. */
+static void spoil(void *context, unsigned char *in, size_t bytes) {
+    (void)context;
+    if (bytes == EPW_MLX5_IN_BYTES && in[0] == EPW_MLX5_CREATE_QP >> 8 &&
+        in[1] == (EPW_MLX5_CREATE_QP & 0xff))
+        in[EPW_MLX5_IN_BYTES - 1] = 1;
+}
+
+/* Memory of a queue pair that the adapter has not given back is not used for another one, however often it is
+ * asked for, and whether the queue pair was ever whole. */
+static void memory_that_the_adapter_keeps_is_not_used_again(bool whole) {
+    epw_fabric_options options = EPW_FABRIC_OPTIONS_INIT;
+    epw_fabric *fabric = NULL;
+    options.nic = EPW_NIC_FAKE;
+    CHECK_OK(epw_fabric_create(&options, &fabric));
+    epw_fake *fake = epw_fabric_fake(fabric);
+    unsigned char *memory = aligned_alloc(PAGE, epw_end_memory_bytes(fabric, DEPTH));
+    epw_end_options asked = {.peer = 1, .depth = DEPTH, .memory = memory};
+    epw_end end;
+    epw_fake_set_tap(fake, &(epw_fake_tap){.command = whole ? NULL : spoil});
+    CHECK((epw_end_create(fabric, &asked, where, &end) == EPW_OK) == whole);
+    CHECK(epw_end_destroy(&end) && epw_fake_count(fake).objects == 0);
+    epw_fake_fail(fake, EPW_FAKE_CALL_DESTROY, 0, EIO, true);
+    CHECK((epw_end_create(fabric, &asked, where, &end) == EPW_OK) == whole);
+    CHECK(epw_fake_count(fake).objects == (whole ? 2 : 1));
+    for (int i = 0; i < 2; i++) CHECK(!epw_end_destroy(&end));
+    epw_fabric_destroy(fabric);
+    free(memory);
+    nothing_is_left("kept", whole);
+}
+
+/* Whether a queue pair was stopped, and how many regions there were then. */
+typedef struct stopped {
+    epw_fake *fake;
+    uint32_t count, regions;
+} stopped;
+
+static void look_at_stops(void *context, unsigned char *in, size_t bytes) {
+    stopped *s = context;
+    if (bytes != EPW_MLX5_SHORT_BYTES || in[0] != EPW_MLX5_2ERR >> 8 || in[1] != (EPW_MLX5_2ERR & 0xff))
+        return;
+    s->count++;
+    s->regions = epw_fake_count(s->fake).regions;
+}
+
+/* What has not been sent of lent memory is not looked for once that is gone: its queue pair has been stopped
+ * by then. */
+static void lent_memory_is_taken_from_queues_that_have_stopped(void) {
+    group g;
+    CHECK(two_ranks_on_fakes(&g) && step(&g));
+    epw_fake *fake = epw_fabric_fake(g.fabrics[0]);
+    epw_peers *peers = &g.of[0]->peers;
+    stopped s = {.fake = fake};
+    uint64_t first;
+    unsigned char *rows = aligned_alloc(PAGE, PAGE);
+    memset(rows, 0, PAGE);
+    AWAIT(epw_remotes_behind(peers, 0, 0) == peers->ranks);
+    uint32_t key = epw_remotes_lend(peers, 0, rows, PAGE, &first);
+    uint32_t regions = epw_fake_count(fake).regions;
+    epw_fake_set_tap(fake, &(epw_fake_tap){.command = look_at_stops, .context = &s});
+    CHECK(freeze_links(epw_fabric_nic(g.fabrics[0]), true) > 0);
+    send_batch(g.of[0], 0, 0, 0);
+    CHECK(key != 0);
+    CHECK(epw_remotes_behind(peers, 0, 0) == 1);
+    epw_remotes_take_back(peers, 0, key);
+    CHECK_MSG(s.count > 0 && s.regions == regions, "%u stopped, %u of %u regions", s.count, s.regions,
+              regions);
+    CHECK(epw_fake_count(fake).regions == regions - 1);
+    epw_fake_set_tap(fake, &(epw_fake_tap){0});
+    freeze_links(epw_fabric_nic(g.fabrics[0]), false);
+    destroy(&g);
+    free(rows);
+    nothing_is_left("lent", 0);
+}
+
 /* The libraries do not set errno on all failures. */
 static void a_failure_without_errno_is_said(void) {
     const epw_mlx5_calls *calls = NULL;
@@ -480,6 +559,9 @@ int main(void) {
     a_failure_without_errno_is_said();
     whatever_fails_nothing_is_left();
     nobody_is_let_in_while_the_adapter_holds_a_queue_pair();
+    memory_that_the_adapter_keeps_is_not_used_again(true);
+    memory_that_the_adapter_keeps_is_not_used_again(false);
+    lent_memory_is_taken_from_queues_that_have_stopped();
     CHECK_MSG(mlx.broken_rules == 0, "%u rules of the libraries were broken", mlx.broken_rules);
     return check_result("mlx5_wire");
 }
