@@ -31,16 +31,19 @@ typedef enum epw_fake_lack {
     EPW_FAKE_NO_DMABUF,      /* no registration by descriptor: an old kernel */
     EPW_FAKE_NO_CQE_VERSION, /* completions have another format */
     EPW_FAKE_NO_ATOMICS,
-    EPW_FAKE_NO_OVERRUN,     /* completion queues cannot ignore overrun */
-    EPW_FAKE_SHORT_RINGS,    /* rings have at most 64 entries */
-    EPW_FAKE_SHORT_ENTRIES,  /* entries have at most 2^20 bytes */
-    EPW_FAKE_NO_NEIGHBOUR,   /* no neighbour answers for a GID */
-    EPW_FAKE_NO_LID,         /* InfiniBand without a subnet manager */
-    EPW_FAKE_NO_LOOPBACK,    /* no packet reaches the device that sends it */
-    EPW_FAKE_NO_DOORBELLS,   /* writes to registers have no effect */
-    EPW_FAKE_NO_OWN_PAGE,    /* two registers share a page */
-    EPW_FAKE_NO_PAIR_EVENTS, /* nothing reports the end of a queue pair, as hardware for those made by
-                                commands */
+    EPW_FAKE_NO_OVERRUN,      /* completion queues cannot ignore overrun */
+    EPW_FAKE_SHORT_RINGS,     /* rings have at most 64 entries */
+    EPW_FAKE_SHORT_ENTRIES,   /* entries have at most 2^20 bytes */
+    EPW_FAKE_NO_NEIGHBOUR,    /* no neighbour answers for a GID */
+    EPW_FAKE_NO_LID,          /* InfiniBand without a subnet manager */
+    EPW_FAKE_NO_LOOPBACK,     /* no packet reaches the device that sends it */
+    EPW_FAKE_NO_DOORBELLS,    /* writes to registers have no effect */
+    EPW_FAKE_NO_OWN_PAGE,     /* two registers share a page */
+    EPW_FAKE_NO_PAIR_EVENTS,  /* nothing reports the end of a queue pair, as hardware for those made by
+                                 commands */
+    EPW_FAKE_NO_TIME_FORMAT,  /* timestamps have one format, that of older firmware */
+    EPW_FAKE_NO_ORDER_FORCED, /* an administrator alone decides about the order of writes */
+    EPW_FAKE_NO_REORDERING,   /* writes are always placed in order, as by older adapters */
     EPW_FAKE_LACKS
 } epw_fake_lack;
 

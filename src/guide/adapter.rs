@@ -13,9 +13,10 @@
 //! * **The table of places**, `c/nic/fake/offsets.inc`, which `tests/nic/offsets` has generated from the definitions in
 //!   rdma-core and UCX of 2026. The code that builds commands has places of its own; the fake adapter decodes commands
 //!   with this table, and refuses every bit that a command does not use. `.ci/run nic_offsets` compares it with the
-//!   definitions of the releases named below, and prints how many places each of them confirms: 209 of 217 in all, and
-//!   DPDK alone all 37 of CREATE_CQ and its context. No command here uses the other 8. `UCX=FOLDER .ci/run nic_offsets`
-//!   with UCX's sources of August 2026 (9466d10) confirmed all 217 in November 2026.
+//!   definitions of the releases named below, and prints how many places each of them confirms: 213 of 223 in all, and
+//!   DPDK alone all 37 of CREATE_CQ and its context. Of the other 10, three are used here, those about the order of
+//!   writes (`dp_ordering_*`). `RDMA_CORE=FOLDER UCX=FOLDER .ci/run nic_offsets` with sources of August 2026 (UCX 9466d10)
+//!   confirmed all 223 in November 2026.
 //! * **Foreign witnesses**, `.ci/run witnesses`: files of rdma-core 56.1 (`dr_devx.c`, `qp.c`, `cq.c`), of UCX 1.13.1
 //!   (`ib_mlx5_dv.c`, `rc_mlx5_devx.c`) and of DPDK 22.11 (`mlx5_devx_cmds.c`), from Debian's source packages, compiled
 //!   with the harnesses in `tests/nic/witness`. `dr_devx.c` and `mlx5_devx_cmds.c` build commands; `qp.c` posts to a
@@ -37,12 +38,12 @@
 //! | what | `mlx5dv.h` | in software | rdma-core | UCX | DPDK | GPUNetIO | IBGDA | by none |
 //! |---|---|---|---|---|---|---|---|---|
 //! | QUERY_HCA_CAP | none | every bit, read by the fake | 2 of 2 | none | 2 of 2 | none | none | none |
-//! | HCA_CAP | none | written by the fake | none | none | 1 of 5 | none | none | `caps.log_max_msg`, `caps.cqe_version`, `caps.atomic`, `caps.cq_oi` |
-//! | CREATE_CQ | none | every bit, read by the fake | none | none | 10 of 10 | none | none | none |
-//! | CREATE_QP | none | every bit, read by the fake | 9 of 12 | 9 of 12 | 11 of 12 | none | none | none |
+//! | HCA_CAP | none | written by the fake | none | none | 4 of 12 | none | none | `caps.log_max_msg`, `caps.cqe_version`, `caps.atomic`, `caps.cq_oi`, `caps.hca_cap_2`, `caps.dp_ordering_ooo_rw_rc`, `caps.dp_ordering_ooo_all_rc`, `caps.dp_ordering_force` |
+//! | CREATE_CQ | none | every bit, read by the fake | none | none | 11 of 11 | none | none | none |
+//! | CREATE_QP | none | every bit, read by the fake | 10 of 13 | 9 of 13 | 12 of 13 | none | none | none |
 //! | RST2INIT | none | every bit, read by the fake | 4 of 4 | 4 of 4 | 4 of 4 | none | none | none |
-//! | INIT2RTR | none | every bit, read by the fake | 11 of 24 | 23 of 24 | 6 of 24 | none | none | none |
-//! | RTR2RTS | none | every bit, read by the fake | 5 of 6 | 6 of 6 | 5 of 6 | none | none | none |
+//! | INIT2RTR | none | every bit, read by the fake | 11 of 26 | 23 of 26 | 6 of 26 | none | none | `qpc.dp_ordering_force`, `qpc.next_rcv_psn` |
+//! | RTR2RTS | none | every bit, read by the fake | 5 of 7 | 6 of 7 | 5 of 7 | none | none | `qpc.next_send_psn` |
 //! | RTS2RTS | none | every bit, read by the fake | none | none | none | none | none | `rts2rts_qp_in.opcode`, `rts2rts_qp_in.qpn`, `rts2rts_qp_in.opt_param_mask` |
 //! | 2ERR | none | every bit, read by the fake | none | 2 of 2 | none | none | none | none |
 //! | 2RST | none | every bit, read by the fake | none | 2 of 2 | 2 of 2 | none | none | none |
@@ -57,10 +58,13 @@
 //! | RING | none | the record, read by the soft NIC | 2 of 3 | none | none | 3 of 3 | 3 of 3 | none |
 //! | completions | opcode | written by the soft NIC | 13 of 14 | none | none | 2 of 14 | 3 of 14 | none |
 //!
-//! HCA_CAP is the answer to QUERY_HCA_CAP: what epwire reads of it, of which DPDK reads one at the same place. DPDK
-//! alone confirms CREATE_CQ, for a collapsed queue with ignored overruns: rdma-core and this UCX leave that command to
-//! the kernel. They leave `wq_umem_valid` and `dbr_umem_valid` to it too, which sets them for every caller, and have
-//! receive queues, so that neither sets `rq_type` to 3; DPDK sets all three itself. RTS2RTS, which makes a queue pair
+//! HCA_CAP is the answer to QUERY_HCA_CAP, also for the capabilities of RoCE and the second general ones: what epwire
+//! reads of it, of which DPDK reads four at the same places. DPDK alone confirms CREATE_CQ, for a collapsed queue with
+//! ignored overruns: rdma-core and this UCX leave that command to the kernel. They leave `wq_umem_valid` and
+//! `dbr_umem_valid` to it too, which sets them for every caller, and have receive queues, so that neither sets `rq_type`
+//! to 3; DPDK sets all three itself. This UCX is older than `ts_format`, and all three are older than
+//! `dp_ordering_force`, by which a queue pair asks for writes in the order of posting; UCX of 2026 sets it there too. All
+//! three number packets from 0; here the first number follows from that of the queue pair. RTS2RTS, which makes a queue pair
 //! refuse its peer's writes, is built by none of them: only the table of places confirms it, as rdma-core and DPDK
 //! define it. The first word of a doorbell is the next index here and in both device codes, but the last entry's first
 //! word in rdma-core; adapters are said to accept both. NOP is a write of no bytes as GPUNetIO posts it; IBGDA gives

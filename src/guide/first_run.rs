@@ -58,8 +58,8 @@
 //!
 //! This step verifies, not yet run on an adapter:
 //! - that libmlx5 accepts the calls as they are made: structures and versions have only been compared with its headers;
-//! - that firmware accepts CREATE_CQ with one entry that is overwritten, CREATE_QP without a receive queue, and the
-//!   transitions up to RTS;
+//! - that firmware accepts CREATE_CQ with one entry that is overwritten, CREATE_QP without a receive queue and with its
+//!   own kind of timestamps, and the transitions up to RTS, with `dp_ordering_force` if it can reorder writes;
 //! - that a doorbell of 8 bytes with the next index starts a queue whose record was written before;
 //! - that the adapter reaches itself through its port: some switches do not send packets back; then this step fails
 //!   although step 2 may work.
@@ -140,8 +140,9 @@
 //! command should still end with `failover: OK ...`. Look for
 //! the text `port 1 of mlx5_0 is down` in a program that calls [`EpBuffer::trouble`](crate::EpBuffer::trouble).
 //!
-//! This step verifies, not yet run on an adapter: that the event arrives, and how long an adapter takes to give up a
-//! silent peer: the table in [`operators`](super::operators) is only computed.
+//! This step verifies, not yet run on an adapter: that the event arrives, that a queue pair which 2ERR has stopped sends
+//! and places nothing once the port is up again, and how long an adapter takes to give up a silent peer: the table in
+//! [`operators`](super::operators) is only computed.
 //!
 //! # 7. A GPU posts, a thread of the host rings, rings in host memory
 //!

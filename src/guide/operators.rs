@@ -114,10 +114,14 @@
 //! - **First words.** The first bytes on a queue pair may take longer than later ones, because caches and switches do
 //!   not know it yet: [`EpBuffer::probe`](crate::EpBuffer::probe) sends a word to a peer and back before tokens have to
 //!   wait for it.
-//! - **Retries.** An adapter retries until two to four deadlines of the buffer have passed, in steps of a factor of
-//!   two: with 8 attempts, or with 4 if the deadline is below 0.13 s. The library ends the wait itself after one
-//!   deadline; retries only limit how long the queue of a silent peer is kept. An adapter may have a least timeout of
-//!   its own, and may take up to four times its timeout for each attempt, so hardware can be slower than this.
+//! - **Order of writes.** A word must not arrive before its rows. An adapter that may place writes in another order, if
+//!   its administrator lets it (adaptive routing), is asked to keep their order on these queue pairs; one that cannot be
+//!   asked is used with a warning.
+//! - **Retries.** An adapter retries until two to four deadlines of the buffer have passed, whatever limit a call to
+//!   connect has, in steps of a factor of two: with 8 attempts, or with 4 if the deadline is below 0.13 s. The library
+//!   ends the wait itself after one deadline; retries only limit how long the queue of a silent peer is kept. An
+//!   adapter may have a least timeout of its own, and may take up to four times its timeout for each attempt, so
+//!   hardware can be slower than this.
 //!
 //! | deadline | a silent peer's entries fail after |
 //! |---|---|
@@ -185,6 +189,7 @@
 //! | `NAME writes completions of version 0, this library reads version 1: update its firmware` | `mlxfwmanager`, or the vendor's update |
 //! | `NAME has no completion queues that ignore an overrun (cq_oi): update its firmware` | as above |
 //! | `NAME sends 2^20 bytes at a time at most (log_max_msg), queue pairs are made for 2^30: update its firmware` | as above |
+//! | in the log: `NAME can place writes in another order than that of posting, and no queue pair can forbid it (dp_ordering_force): see that adaptive routing is not forced on it (mlxreg, ROCE_ACCL), or update its firmware` | what the administrator has set is not visible here. If writes are reordered, results are wrong: use the wire `verbs` with `EPWIRE_ORDER=none` instead |
 //! | `NAME has rings of 64 entries at most, 256 are needed: lower max_tokens` | or fewer ranks: entries of an operation are those of its rows |
 //! | `options.traffic_class (EPWIRE_TC) is 106, but the port of NAME is InfiniBand, which has none within a subnet: use options.service_level` | `EPWIRE_SL` |
 //! | `options.service_level (EPWIRE_SL) is 8, but the port of NAME is Ethernet, whose priorities are below 8` | 0 to 7 |

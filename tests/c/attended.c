@@ -440,7 +440,41 @@ static void what_an_adapter_does_without_is_logged_once(void) {
     free(memory);
 }
 
+/* An adapter that may reorder writes and cannot be told not to says so once, when it is opened. */
+static void an_order_that_nobody_can_force_is_logged(void) {
+    static const struct {
+        uint64_t lacks;
+        uint32_t count;
+    } cases[] = {{0, 0},
+                 {UINT64_C(1) << EPW_FAKE_NO_REORDERING, 0},
+                 {UINT64_C(1) << EPW_FAKE_NO_ORDER_FORCED, 1},
+                 {UINT64_C(1) << EPW_FAKE_NO_ORDER_FORCED | UINT64_C(1) << EPW_FAKE_NO_REORDERING, 0}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        heard h = {0};
+        epw_fake *fake = NULL;
+        epw_mlx5 *adapter = NULL;
+        epw_mlx5_pair *pair = NULL;
+        CHECK_OK(epw_log_set("info", hear, &h));
+        CHECK_OK(epw_fake_open(&(epw_fake_options){.lacks = cases[i].lacks}, where, &fake));
+        CHECK_OK(epw_mlx5_open(epw_fake_calls(fake), &(epw_mlx5_options){0}, where, &adapter));
+        CHECK_OK(epw_mlx5_pair_create(adapter, &(epw_mlx5_pair_options){.depth = DEPTH}, where, &pair));
+        CHECK_OK(epw_log_set(NULL, NULL, NULL));
+        CHECK_MSG(h.count == cases[i].count, "%u lines, the last is %s", h.count, h.text);
+        if (h.count > 0)
+            CHECK_MSG(h.level == EPW_LOG_WARN &&
+                          strcmp(h.text,
+                                 "fake_0 can place writes in another order than that of posting, and no "
+                                 "queue pair can forbid it (dp_ordering_force): see that adaptive routing is "
+                                 "not forced on it (mlxreg, ROCE_ACCL), or update its firmware") == 0,
+                      "%s", h.text);
+        CHECK(epw_mlx5_pair_destroy(pair));
+        epw_mlx5_close(adapter);
+        epw_fake_close(fake);
+    }
+}
+
 int main(void) {
+    an_order_that_nobody_can_force_is_logged();
     rings_elsewhere_are_reached_by_descriptor_or_address();
     rows_elsewhere_are_sent_by_descriptor_or_address();
     windows_elsewhere_are_written_by_descriptor_or_address();

@@ -146,6 +146,7 @@ static const epw_mlx5_path path = {.ethernet = true,
                                    .gid_index = 3,
                                    .udp_port = 0xc000,
                                    .hop_limit = 255,
+                                   .in_order = true,
                                    .timeout = 14,
                                    .retries = 7};
 

@@ -67,7 +67,8 @@ static void a_queue_pair_is_created_by_these_fields(void) {
                       .uar = 0x812345,
                       .pd = 0x854321,
                       .cq = 0x89abcd,
-                      .log_entries = 9};
+                      .log_entries = 9,
+                      .default_time = true};
     uint32_t qpc = inner(F(create_qp_in, qpc));
     epw_mlx5_build_create_qp(in, &qp);
     CHECK_FIELDS("CREATE_QP", in, sizeof in, {0, F(create_qp_in, opcode), 0x500}, {qpc, F(qpc, st), 0},
@@ -75,7 +76,8 @@ static void a_queue_pair_is_created_by_these_fields(void) {
                  {qpc, F(qpc, uar_page), 0x812345}, {qpc, F(qpc, cqn_snd), 0x89abcd},
                  {qpc, F(qpc, cqn_rcv), 0x89abcd}, {qpc, F(qpc, rq_type), 3},
                  {qpc, F(qpc, dbr_umem_valid), 1}, {qpc, F(qpc, dbr_umem_id), 0x89abcdef},
-                 {0, F(create_qp_in, wq_umem_id), 0x81234567}, {0, F(create_qp_in, wq_umem_valid), 1});
+                 {qpc, F(qpc, ts_format), 1}, {0, F(create_qp_in, wq_umem_id), 0x81234567},
+                 {0, F(create_qp_in, wq_umem_valid), 1});
 }
 
 static const epw_mlx5_path ethernet = {.ethernet = true,
@@ -90,6 +92,7 @@ static const epw_mlx5_path ethernet = {.ethernet = true,
                                        .traffic_class = 0x86,
                                        .service_level = 5,
                                        .atomics = true,
+                                       .in_order = true,
                                        .log_reads = 5,
                                        .timeout = 0x13,
                                        .retries = 5};
@@ -106,15 +109,16 @@ static void the_way_up_on_ethernet_has_these_fields(void) {
     epw_mlx5_build_init2rtr(in, number, &ethernet);
     qpc = inner(F(init2rtr_qp_in, qpc));
     ads = way(F(init2rtr_qp_in, qpc));
-    CHECK_FIELDS(
-        "INIT2RTR", in, sizeof in, {0, F(init2rtr_qp_in, opcode), 0x503}, {0, F(init2rtr_qp_in, qpn), number},
-        {0, F(init2rtr_qp_in, opt_param_mask), 0xe}, {qpc, F(qpc, mtu), 5}, {qpc, F(qpc, log_msg_max), 30},
-        {qpc, F(qpc, remote_qpn), 0x876543}, {qpc, F(qpc, log_rra_max), 5}, {qpc, F(qpc, atomic_mode), 3},
-        {qpc, F(qpc, rre), 1}, {qpc, F(qpc, rwe), 1}, {qpc, F(qpc, rae), 1}, {qpc, F(qpc, min_rnr_nak), 12},
-        {qpc, F(qpc, next_rcv_psn), 0x77deae}, {ads, F(ads, src_addr_index), 0x83},
-        {ads, F(ads, hop_limit), 0x85}, {ads, F(ads, dscp), 0x86 >> 2}, {ads, F(ads, udp_sport), 0xc001},
-        {ads, F(ads, eth_prio), 5}, {ads, F(ads, vhca_port_num), 1}, {ads, F(ads, rmac_47_32), 0x8201},
-        {ads, F(ads, rmac_31_0), 0x02030493}, {ads, F(ads, rgid_rip), 0x91});
+    CHECK_FIELDS("INIT2RTR", in, sizeof in, {0, F(init2rtr_qp_in, opcode), 0x503},
+                 {0, F(init2rtr_qp_in, qpn), number}, {0, F(init2rtr_qp_in, opt_param_mask), 0xe},
+                 {qpc, F(qpc, dp_ordering_force), 1}, {qpc, F(qpc, mtu), 5}, {qpc, F(qpc, log_msg_max), 30},
+                 {qpc, F(qpc, remote_qpn), 0x876543}, {qpc, F(qpc, log_rra_max), 5},
+                 {qpc, F(qpc, atomic_mode), 3}, {qpc, F(qpc, rre), 1}, {qpc, F(qpc, rwe), 1},
+                 {qpc, F(qpc, rae), 1}, {qpc, F(qpc, min_rnr_nak), 12}, {qpc, F(qpc, next_rcv_psn), 0x77deae},
+                 {ads, F(ads, src_addr_index), 0x83}, {ads, F(ads, hop_limit), 0x85},
+                 {ads, F(ads, dscp), 0x86 >> 2}, {ads, F(ads, udp_sport), 0xc001}, {ads, F(ads, eth_prio), 5},
+                 {ads, F(ads, vhca_port_num), 1}, {ads, F(ads, rmac_47_32), 0x8201},
+                 {ads, F(ads, rmac_31_0), 0x02030493}, {ads, F(ads, rgid_rip), 0x91});
     /* The last 64 of the GID's 128 bits have been checked. */
     CHECK(in[(ads + epw_field_first(F(ads, rgid_rip))) / 8] == 0x81);
 
@@ -132,7 +136,7 @@ static void the_way_up_on_ethernet_has_these_fields(void) {
 static void the_way_up_on_infiniband_has_these_fields(void) {
     epw_mlx5_in in;
     epw_mlx5_path path = ethernet;
-    path.ethernet = path.atomics = false;
+    path.ethernet = path.atomics = path.in_order = false;
     path.lid = 0x8421;
     path.service_level = 9;
     uint32_t qpc = inner(F(init2rtr_qp_in, qpc)), ads = way(F(init2rtr_qp_in, qpc));
@@ -214,6 +218,10 @@ static void objects_are_created_by_these_words(void) {
                 {0xc4, 0x03000000},                     /* no receive queue */
                 {0xe8, 0x10000000}, {0xfc, 0x89abcdef}, /* record umem: valid, number */
                 {0x108, 0x81234567}, {0x10c, 0x80000000});
+    epw_mlx5_build_create_qp(in, &(epw_mlx5_qp){.pd = 0x854321, .default_time = true});
+    CHECK_WORDS("CREATE_QP with timestamps", in, sizeof in, {0x00, 0x05000000}, {0x18, 0x00001800},
+                {0x1c, 0x00854321}, {0x20, 0x00000040}, /* format of timestamps */
+                {0xc4, 0x03000000}, {0xe8, 0x10000000}, {0x10c, 0x80000000});
 }
 
 static void a_queue_pair_goes_up_by_these_words(void) {
@@ -224,7 +232,8 @@ static void a_queue_pair_goes_up_by_these_words(void) {
                 {0x54, 0x00010000} /* port */);
     epw_mlx5_build_init2rtr(in, number, &ethernet);
     CHECK_WORDS("INIT2RTR on Ethernet", in, sizeof in, {0x00, 0x05030000}, {0x08, 0x00812345},
-                {0x10, 0x0000000e}, {0x20, 0xbe000000}, /* rights that are set; MTU, longest message */
+                {0x10, 0x0000000e}, {0x1c, 0x01000000}, /* rights that are set; order forced */
+                {0x20, 0xbe000000},                     /* MTU, longest message */
                 {0x2c, 0x00876543}, {0x38, 0x00830085}, /* remote; index of the GID, hop limit */
                 {0x40, 0x81000000}, {0x4c, 0x00000091}, /* the peer's GID */
                 {0x50, 0x0021c001},                     /* DSCP, UDP port */
@@ -232,7 +241,7 @@ static void a_queue_pair_goes_up_by_these_words(void) {
                 {0xa8, 0x00a3e000},
                 {0xac, 0x0c77deae} /* reads, atomics, rights; the receiver's timer, first packet */);
     epw_mlx5_path infiniband = ethernet;
-    infiniband.ethernet = infiniband.atomics = false;
+    infiniband.ethernet = infiniband.atomics = infiniband.in_order = false;
     infiniband.lid = 0x8421;
     infiniband.service_level = 9;
     epw_mlx5_build_init2rtr(in, number, &infiniband);
@@ -286,6 +295,37 @@ static void answers_are_read_where_firmware_writes_them(void) {
     CHECK(epw_mlx5_read_caps(out).atomic);
     epw_field_put(out, caps, F(cmd_hca_cap, cq_oi), 1);
     CHECK(epw_mlx5_read_caps(out).cq_overrun_ignored);
+    CHECK(!read.roce && !read.general_2 && !read.reorders && !read.chooses_time && !read.keeps_order);
+    epw_field_put(out, caps, F(cmd_hca_cap, roce), 1);
+    CHECK(epw_mlx5_read_caps(out).roce && !epw_mlx5_read_caps(out).general_2);
+    epw_field_put(out, caps, F(cmd_hca_cap, hca_cap_2), 1);
+    CHECK(epw_mlx5_read_caps(out).general_2);
+    static const epw_field orders[] = {F(cmd_hca_cap, dp_ordering_ooo_rw_rc),
+                                       F(cmd_hca_cap, dp_ordering_ooo_all_rc)};
+    for (int i = 0; i < 2; i++) {
+        epw_field_put(out, caps, orders[i], 1);
+        CHECK(epw_mlx5_read_caps(out).reorders);
+        epw_field_put(out, caps, orders[i], 0);
+        CHECK(!epw_mlx5_read_caps(out).reorders);
+    }
+    for (uint32_t format = 1; format < 4; format++) {
+        epw_field_put(out, caps, F(cmd_hca_cap, sq_ts_format), format);
+        CHECK(epw_mlx5_read_caps(out).chooses_time);
+    }
+
+    memset(out, 0, sizeof out);
+    for (uint32_t format = 0; format < 4; format++) {
+        read = (epw_mlx5_caps){.chooses_time = format == 0};
+        epw_field_put(out, caps, F(roce_cap, qp_ts_format), format);
+        epw_mlx5_read_roce_caps(out, &read);
+        CHECK(read.chooses_time == (format > 0));
+    }
+    memset(out, 0, sizeof out);
+    epw_mlx5_read_caps_2(out, &read);
+    CHECK(!read.keeps_order);
+    epw_field_put(out, caps, F(cmd_hca_cap_2, dp_ordering_force), 1);
+    epw_mlx5_read_caps_2(out, &read);
+    CHECK(read.keeps_order);
 }
 
 /* By the numbers of the adapter's manual. */

@@ -38,6 +38,8 @@ enum {
     SYNDROME_SOURCE, /* the port has no such GID, or the GID has another type */
     SYNDROME_RETRIES,
     SYNDROME_ATOMICS,
+    SYNDROME_TIME,             /* no format of timestamps, or one that the adapter does not have */
+    SYNDROME_ORDER,            /* writes could be placed in another order */
     SYNDROME_STATE = 0x110000, /* plus the state that it is in, and the opcode */
     SYNDROME_STRAY = 0x200000
 };
@@ -139,6 +141,27 @@ static uint32_t log_message_of(const epw_fake *fake) {
     return epw_fake_lacks(fake, EPW_FAKE_SHORT_ENTRIES) ? 20 : 30;
 }
 
+/* The formats of timestamps: none to choose from, or real time alone. */
+static uint64_t time_formats_of(const epw_fake *fake) {
+    return epw_fake_lacks(fake, EPW_FAKE_NO_TIME_FORMAT) ? 0 : 1;
+}
+
+static bool reorders(const epw_fake *fake) {
+    return !epw_fake_lacks(fake, EPW_FAKE_NO_REORDERING);
+}
+
+static bool forces_order(const epw_fake *fake) {
+    return !epw_fake_lacks(fake, EPW_FAKE_NO_ORDER_FORCED);
+}
+
+static void put_roce(command *c, uint32_t base) {
+    epw_field_put(c->out, base, EPW_FIELD(roce_cap, qp_ts_format), time_formats_of(c->fake));
+}
+
+static void put_general_2(command *c, uint32_t base) {
+    epw_field_put(c->out, base, EPW_FIELD(cmd_hca_cap_2, dp_ordering_force), forces_order(c->fake));
+}
+
 static void put_general(command *c, uint32_t base) {
     const epw_fake *fake = c->fake;
     epw_field_put(c->out, base, EPW_FIELD(cmd_hca_cap, log_max_qp_sz), log_entries_of(fake));
@@ -152,6 +175,13 @@ static void put_general(command *c, uint32_t base) {
     epw_field_put(c->out, base, EPW_FIELD(cmd_hca_cap, bf), 1);
     epw_field_put(c->out, base, EPW_FIELD(cmd_hca_cap, log_bf_reg_size), 9);
     epw_field_put(c->out, base, EPW_FIELD(cmd_hca_cap, rc), 1);
+    epw_field_put(c->out, base, EPW_FIELD(cmd_hca_cap, roce), !fake->options.infiniband);
+    epw_field_put(c->out, base, EPW_FIELD(cmd_hca_cap, hca_cap_2), 1);
+    epw_field_put(c->out, base, EPW_FIELD(cmd_hca_cap, dp_ordering_ooo_rw_rc), reorders(fake));
+    /* With RoCE it is the other field that counts; then this one says the opposite, so that whoever reads it
+     * is found out. */
+    epw_field_put(c->out, base, EPW_FIELD(cmd_hca_cap, sq_ts_format),
+                  fake->options.infiniband ? time_formats_of(fake) : !time_formats_of(fake));
 }
 
 static void query_cap(command *c) {
@@ -161,9 +191,18 @@ static void query_cap(command *c) {
     uint64_t op_mod = IN(query_hca_cap_in, op_mod);
     /* The bit at which the capabilities begin, after status and syndrome. */
     const uint32_t base = 128, current = 1;
-    require(c, (op_mod & 1) == current && op_mod >> 1 == EPW_MLX5_CAP_GENERAL, 0);
+    uint64_t kind = op_mod >> 1;
+    bool has_roce = !c->fake->options.infiniband;
+    require(c, (op_mod & 1) == current, 0);
+    require(c,
+            kind == EPW_MLX5_CAP_GENERAL || kind == EPW_MLX5_CAP_GENERAL_2 ||
+                (kind == EPW_MLX5_CAP_ROCE && has_roce),
+            0);
     if (c->out_bytes < EPW_MLX5_QUERY_CAP_BYTES) refuse(c, BAD_OUTPUT_LEN, 0);
-    if (c->status == OK) put_general(c, base);
+    if (c->status != OK) return;
+    if (kind == EPW_MLX5_CAP_GENERAL) put_general(c, base);
+    if (kind == EPW_MLX5_CAP_GENERAL_2) put_general_2(c, base);
+    if (kind == EPW_MLX5_CAP_ROCE) put_roce(c, base);
 }
 
 /* ---- CREATE_CQ ---- */
@@ -242,7 +281,7 @@ static void create_qp(command *c) {
                                EPW_FIELD(create_qp_in, wq_umem_valid)),
                           LIST(EPW_FIELD(qpc, st), EPW_FIELD(qpc, pm_state), EPW_FIELD(qpc, pd),
                                EPW_FIELD(qpc, log_sq_size), EPW_FIELD(qpc, uar_page), EPW_FIELD(qpc, cqn_snd),
-                               EPW_FIELD(qpc, cqn_rcv), EPW_FIELD(qpc, rq_type),
+                               EPW_FIELD(qpc, cqn_rcv), EPW_FIELD(qpc, rq_type), EPW_FIELD(qpc, ts_format),
                                EPW_FIELD(qpc, dbr_umem_valid), EPW_FIELD(qpc, dbr_umem_id)),
                           NULL});
     uint32_t log_entries = (uint32_t)QPC(context, log_sq_size);
@@ -257,6 +296,8 @@ static void create_qp(command *c) {
     if (log_entries > log_entries_of(c->fake)) refuse(c, EXCEED_LIM, SYNDROME_SIZE);
     require(c, QPC(context, st) == 0 && QPC(context, rq_type) == RECEIVE_NONE, SYNDROME_KIND);
     require(c, QPC(context, pm_state) == MIGRATED, SYNDROME_KIND);
+    /* Format 1 is the one that the adapter is set to. */
+    require(c, QPC(context, ts_format) == time_formats_of(c->fake), SYNDROME_TIME);
     /* Firmware would take a record of both, in which it reads counters of the one as commands of the other.
      */
     if (c->status == OK) require(c, uses[3]->record != uses[1]->address, SYNDROME_UMEM);
@@ -326,7 +367,7 @@ static void to_rtr(command *c) {
                           LIST(EPW_FIELD(qpc, mtu), EPW_FIELD(qpc, log_msg_max), EPW_FIELD(qpc, remote_qpn),
                                EPW_FIELD(qpc, log_rra_max), EPW_FIELD(qpc, atomic_mode), EPW_FIELD(qpc, rre),
                                EPW_FIELD(qpc, rwe), EPW_FIELD(qpc, rae), EPW_FIELD(qpc, min_rnr_nak),
-                               EPW_FIELD(qpc, next_rcv_psn)),
+                               EPW_FIELD(qpc, next_rcv_psn), EPW_FIELD(qpc, dp_ordering_force)),
                           infiniband ? local : ethernet});
     epw_fake_route to = {.remote = (uint32_t)QPC(context, remote_qpn)};
     uint64_t mtu = QPC(context, mtu);
@@ -334,6 +375,9 @@ static void to_rtr(command *c) {
     require(c, QPC(context, log_msg_max) <= log_message_of(c->fake), SYNDROME_SIZE);
     require(c, PATH(context, vhca_port_num) == EPW_FAKE_PORT, SYNDROME_PORT);
     check_rights(c, context);
+    /* Firmware would take a queue pair without order, or ignore what it does not know. */
+    require(c, QPC(context, dp_ordering_force) == (reorders(c->fake) && forces_order(c->fake)),
+            SYNDROME_ORDER);
     if (infiniband) {
         to.lid = (uint32_t)PATH(context, rlid);
         require(c, to.lid != 0, SYNDROME_PATH);

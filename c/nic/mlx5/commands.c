@@ -39,10 +39,12 @@ enum { CQC = 0x10, QPC = 0x18, PATH = 0x18, CAPS = 0x10 };
 /* ---- a queue pair's context ---- */
 
 #define QP_MIGRATION         QPC_FIELD(0x00, 12, 11)
+#define QP_ORDER_FORCED      QPC_FIELD(0x04, 24, 24)
 #define QP_PD                QPC_FIELD(0x04, 23, 0)
 #define QP_MTU               QPC_FIELD(0x08, 31, 29)
 #define QP_LOG_MESSAGE       QPC_FIELD(0x08, 28, 24)
 #define QP_LOG_SEND          QPC_FIELD(0x08, 14, 11)
+#define QP_TIME_FORMAT       QPC_FIELD(0x08, 7, 6)
 #define QP_UAR               QPC_FIELD(0x0c, 23, 0)
 #define QP_REMOTE            QPC_FIELD(0x14, 23, 0)
 #define QP_LOG_READS_OUT     QPC_FIELD(0x70, 23, 21)
@@ -81,6 +83,7 @@ enum { CQC = 0x10, QPC = 0x18, PATH = 0x18, CAPS = 0x10 };
 enum {
     MIGRATED = 3,
     RECEIVE_NONE = 3, /* there is no receive queue */
+    TIME_DEFAULT = 1,
     ATOMIC_UP_TO_8 = 3,
     RETRY_ALWAYS =
         7, /* retry without end while the receiver is not ready; that does not happen without receives */
@@ -136,6 +139,7 @@ void epw_mlx5_build_create_qp(epw_mlx5_in in, const epw_mlx5_qp *qp) {
     set(in, QP_MIGRATION, MIGRATED);
     set(in, QP_PD, qp->pd);
     set(in, QP_LOG_SEND, qp->log_entries);
+    set(in, QP_TIME_FORMAT, qp->default_time ? TIME_DEFAULT : 0);
     set(in, QP_UAR, qp->uar);
     set(in, QP_CQ_SEND, qp->cq);
     set(in, QP_CQ_RECEIVE, qp->cq);
@@ -155,6 +159,7 @@ void epw_mlx5_build_rst2init(epw_mlx5_in in, uint32_t qpn, const epw_mlx5_path *
 void epw_mlx5_build_init2rtr(epw_mlx5_in in, uint32_t qpn, const epw_mlx5_path *path) {
     begin(in, EPW_MLX5_INIT2RTR, qpn);
     set(in, OPT_MASK, MASK_READ | MASK_WRITE | (path->atomics ? MASK_ADD : 0));
+    set(in, QP_ORDER_FORCED, path->in_order); /* to what the two other bits say: 0, the order of posting */
     set(in, QP_MTU, path->mtu);
     set(in, QP_LOG_MESSAGE, EPW_MLX5_LOG_MESSAGE);
     set(in, QP_REMOTE, path->remote);
@@ -231,7 +236,20 @@ epw_mlx5_caps epw_mlx5_read_caps(const unsigned char out[EPW_MLX5_QUERY_CAP_BYTE
                            .log_qp_entries = caps[0x11],
                            .log_message = caps[0x38] & 0x1f,
                            .atomic = (caps[0x43] >> 1 & 1) != 0,
-                           .cq_overrun_ignored = (caps[0x44] >> 7 & 1) != 0};
+                           .cq_overrun_ignored = (caps[0x44] >> 7 & 1) != 0,
+                           .roce = (caps[0x43] >> 2 & 1) != 0,
+                           .general_2 = (caps[0x04] >> 7 & 1) != 0,
+                           .chooses_time = (caps[0x88] >> 6 & 3) != 0,
+                           .reorders = (caps[0x39] >> 5 & 1) != 0 || (caps[0x66] >> 3 & 1) != 0};
+}
+
+/* With RoCE these are the ones that count, as Linux and rdma-core have it. */
+void epw_mlx5_read_roce_caps(const unsigned char out[EPW_MLX5_QUERY_CAP_BYTES], epw_mlx5_caps *caps) {
+    caps->chooses_time = (out[CAPS + 0x03] & 3) != 0;
+}
+
+void epw_mlx5_read_caps_2(const unsigned char out[EPW_MLX5_QUERY_CAP_BYTES], epw_mlx5_caps *caps) {
+    caps->keeps_order = (out[CAPS + 0x11] >> 7 & 1) != 0;
 }
 
 const char *epw_mlx5_status_name(uint32_t status) {

@@ -38,7 +38,12 @@ enum {
 enum { EPW_MLX5_LOG_MESSAGE = 30 };
 
 /* Kinds of capabilities. */
-enum { EPW_MLX5_CAP_GENERAL = 0, EPW_MLX5_CAP_ATOMIC = 3 };
+enum {
+    EPW_MLX5_CAP_GENERAL = 0,
+    EPW_MLX5_CAP_ATOMIC = 3,
+    EPW_MLX5_CAP_ROCE = 4,
+    EPW_MLX5_CAP_GENERAL_2 = 0x20
+};
 
 enum {
     EPW_MLX5_STATE_RST,
@@ -63,6 +68,7 @@ typedef struct epw_mlx5_qp {
     uint32_t umem, record_umem; /* each begins with the ring, or with the doorbell record */
     uint32_t uar, pd, cq;
     uint32_t log_entries; /* entries of 64 bytes */
+    bool default_time;    /* timestamps as the adapter is set to take them, not of a free-running clock */
 } epw_mlx5_qp;
 
 /* The peer of a queue pair, and the path to it. */
@@ -80,6 +86,7 @@ typedef struct epw_mlx5_path {
     uint32_t traffic_class;    /* Ethernet: its upper 6 bits are the DSCP */
     uint32_t service_level;    /* Ethernet: the priority */
     bool atomics;              /* the peer may use atomics */
+    bool in_order;             /* writes are placed as they were posted, whatever the administrator has set */
     uint32_t log_reads;        /* READs and atomics in flight, in each direction */
     uint32_t timeout, retries; /* 4.096 us * 2^timeout, `retries` times */
 } epw_mlx5_path;
@@ -113,10 +120,18 @@ typedef struct epw_mlx5_caps {
     uint32_t cqe_version;
     uint32_t log_qp_entries, log_message;
     bool atomic, cq_overrun_ignored;
+    bool roce, general_2; /* whether it has capabilities of these kinds */
+    bool chooses_time; /* its timestamps have formats; without that it takes no queue pair that names one, and
+                          with it perhaps none that does not */
+    bool reorders;     /* writes of a reliable queue pair may be placed in another order, if that is set */
+    bool keeps_order;  /* but not if the queue pair says so */
 } epw_mlx5_caps;
 
-/* Reads the answer for EPW_MLX5_CAP_GENERAL. */
+/* Reads the answer for EPW_MLX5_CAP_GENERAL. The others add what the answers for EPW_MLX5_CAP_ROCE and
+ * EPW_MLX5_CAP_GENERAL_2 say. */
 epw_mlx5_caps epw_mlx5_read_caps(const unsigned char out[EPW_MLX5_QUERY_CAP_BYTES]);
+void epw_mlx5_read_roce_caps(const unsigned char out[EPW_MLX5_QUERY_CAP_BYTES], epw_mlx5_caps *caps);
+void epw_mlx5_read_caps_2(const unsigned char out[EPW_MLX5_QUERY_CAP_BYTES], epw_mlx5_caps *caps);
 
 /* "BAD_PARAM" and so on, for messages. */
 const char *epw_mlx5_status_name(uint32_t status);

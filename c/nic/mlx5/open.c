@@ -95,15 +95,39 @@ epw_status epw_mlx5_address_read(const unsigned char bytes[EPW_MLX5_ADDRESS_BYTE
 
 /* ---- what it can do ---- */
 
-static epw_status ask_caps(epw_mlx5 *a, epw_where where) {
-    unsigned char in[EPW_MLX5_SHORT_BYTES], *out = calloc(1, EPW_MLX5_QUERY_CAP_BYTES);
-    if (out == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for what an adapter can do");
-    epw_mlx5_build_query_cap(in, EPW_MLX5_CAP_GENERAL);
+static epw_status ask(const epw_mlx5 *a, uint32_t kind, unsigned char *out, epw_where where) {
+    unsigned char in[EPW_MLX5_SHORT_BYTES];
+    epw_mlx5_build_query_cap(in, kind);
     int err = a->calls->general(a->device, in, sizeof in, out, EPW_MLX5_QUERY_CAP_BYTES);
-    epw_status status = epw_mlx5_judge(a, EPW_MLX5_QUERY_HCA_CAP, err, out, where);
+    return epw_mlx5_judge(a, EPW_MLX5_QUERY_HCA_CAP, err, out, where);
+}
+
+static epw_status ask_caps(epw_mlx5 *a, epw_where where) {
+    unsigned char *out = calloc(1, EPW_MLX5_QUERY_CAP_BYTES);
+    if (out == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for what an adapter can do");
+    epw_status status = ask(a, EPW_MLX5_CAP_GENERAL, out, where);
     if (status == EPW_OK) a->caps = epw_mlx5_read_caps(out);
+    if (status == EPW_OK && a->caps.roce) {
+        status = ask(a, EPW_MLX5_CAP_ROCE, out, where);
+        if (status == EPW_OK) epw_mlx5_read_roce_caps(out, &a->caps);
+    }
+    if (status == EPW_OK && a->caps.general_2) {
+        status = ask(a, EPW_MLX5_CAP_GENERAL_2, out, where);
+        if (status == EPW_OK) epw_mlx5_read_caps_2(out, &a->caps);
+    }
     free(out);
     return status;
+}
+
+/* What the administrator has set is not to be seen: only that it may matter. */
+static void tell_order(const epw_mlx5 *a, epw_where where) {
+    if (!a->caps.reorders || a->caps.keeps_order) return;
+    epw_log(
+        EPW_LOG_NIC, EPW_LOG_WARN, (epw_where){where.op, where.rank, -1},
+        "%s can place writes in another order than that of posting, and no queue pair can forbid it "
+        "(dp_ordering_force): see that adaptive routing is not forced on it (mlxreg, ROCE_ACCL), or update "
+        "its firmware",
+        a->name.text);
 }
 
 static epw_status check_caps(epw_mlx5 *a, epw_where where) {
@@ -186,6 +210,7 @@ static epw_status try_device(epw_mlx5 *a, const epw_mlx5_name *name, reasons *r,
     a->caps.atomic |= plain;
     epw_status status = check_options(a, where);
     if (status == EPW_OK && !plain) status = check_caps(a, where);
+    if (status == EPW_OK) tell_order(a, where);
     if (status == EPW_OK && (err = open_parts(a)) != 0)
         status = epw_fail_errno(err, where, "%s gives no protection domain or event queue", name->text);
     if (status != EPW_OK) close_device(a);

@@ -128,7 +128,8 @@ static epw_status create_objects(epw_mlx5_pair *pair, epw_where where) {
                       .uar = pair->spare->uar.page,
                       .pd = a->pd_number,
                       .cq = pair->cq_number,
-                      .log_entries = log_of(pair->options.depth)};
+                      .log_entries = log_of(pair->options.depth),
+                      .default_time = a->caps.chooses_time};
     epw_mlx5_build_create_qp(in, &qp);
     return create_object(pair, EPW_MLX5_CREATE_QP, in, &pair->qp, &pair->number, where);
 }
@@ -411,6 +412,7 @@ static epw_mlx5_path path_to(const epw_mlx5_pair *pair, uint32_t remote, const e
                           .traffic_class = a->options.traffic_class,
                           .service_level = a->options.service_level,
                           .atomics = a->caps.atomic,
+                          .in_order = a->caps.reorders && a->caps.keeps_order,
                           .log_reads = LOG_READS};
     memcpy(path.gid, to->gid, sizeof path.gid);
     epw_mlx5_choose_retries(deadline_ns, &path);

@@ -9,6 +9,7 @@
 #include "nic/mlx5/commands.h"
 
 #include <errno.h>
+#include <limits.h>
 
 static const char who[] = "dpdk";
 
@@ -19,10 +20,10 @@ static const uint32_t number = 0x812345;
 static struct {
     unsigned char in[512];
     size_t bytes;
-    unsigned queries;
-} recorded;
+    unsigned queries, most;
+} recorded = {.most = 1};
 
-static unsigned char answer[EPW_MLX5_QUERY_CAP_BYTES];
+static _Alignas(4) unsigned char answer[EPW_MLX5_QUERY_CAP_BYTES];
 
 static void record(const void *in, size_t bytes, void *out, size_t out_bytes) {
     if (bytes > sizeof recorded.in || out_bytes > sizeof answer) abort();
@@ -46,10 +47,10 @@ static int modify(struct mlx5dv_devx_obj *object, const void *in, size_t inlen, 
     return 0;
 }
 
-/* Failing the second query ends the inquiry. */
+/* Failing a query ends the inquiry. */
 static int query(struct ibv_context *context, const void *in, size_t inlen, void *out, size_t outlen) {
     (void)context;
-    if (recorded.queries++ > 0) return EINVAL;
+    if (recorded.queries++ >= recorded.most) return EINVAL;
     record(in, inlen, out, outlen);
     return 0;
 }
@@ -105,12 +106,15 @@ static void completion_queue(void) {
                                                                   .uar_page_id = 0x812345,
                                                                   .q_umem_id = 0x81234567,
                                                                   .db_umem_id = 0x89abcdef,
+                                                                  .db_umem_offset = 0x80000018,
                                                                   .eqn = 0x83});
     need(cq != NULL, "CREATE_CQ");
-    epw_mlx5_build_create_cq(
-        ours,
-        &(epw_mlx5_cq){
-            .umem = 0x81234567, .record_umem = 0x89abcdef, .uar = 0x812345, .eq = 0x83, .log_entries = 17});
+    epw_mlx5_build_create_cq(ours, &(epw_mlx5_cq){.umem = 0x81234567,
+                                                  .record_umem = 0x89abcdef,
+                                                  .record = 0x80000018,
+                                                  .uar = 0x812345,
+                                                  .eq = 0x83,
+                                                  .log_entries = 17});
     check("CREATE_CQ", "create_cq_in", "cqc", ours, sizeof ours);
     check_number("CREATE_CQ", cq);
     mlx5_free(cq);
@@ -127,6 +131,7 @@ static void queue_pair(void) {
                                                                   .num_of_send_wqbbs = 512,
                                                                   .dbr_umem_valid = 1,
                                                                   .dbr_umem_id = 0x89abcdef,
+                                                                  .ts_format = 1,
                                                                   .wq_umem_id = 0x81234567});
     need(qp != NULL, "CREATE_QP");
     epw_mlx5_build_create_qp(ours, &(epw_mlx5_qp){.umem = 0x81234567,
@@ -134,7 +139,8 @@ static void queue_pair(void) {
                                                   .uar = 0x812345,
                                                   .pd = 0x854321,
                                                   .cq = 0x89abcd,
-                                                  .log_entries = 9});
+                                                  .log_entries = 9,
+                                                  .default_time = true});
     check("CREATE_QP", "create_qp_in", "qpc", ours, sizeof ours);
     check_number("CREATE_QP", qp);
 
@@ -142,6 +148,7 @@ static void queue_pair(void) {
                                 .remote = 0x876543,
                                 .mtu = 1,
                                 .atomics = true,
+                                .in_order = true,
                                 .log_reads = 4,
                                 .timeout = 16,
                                 .retries = 7};
@@ -164,6 +171,38 @@ static void queue_pair(void) {
     mlx5_free(qp);
 }
 
+/* Answers in which one bit is set, or that beside the one of RoCE: the two of us find the same ones. Some
+ * bits lead it to questions that end the inquiry. */
+static void flags(void) {
+    enum { FIRST = 16 * 8, FORMAT_BITS = 2 };
+    bool roce = true, plain = true, with_roce = true;
+    uint32_t formats = 0;
+    recorded.most = UINT_MAX;
+    for (uint32_t bit = FIRST; bit < sizeof answer * 8; bit++) {
+        struct mlx5_hca_attr theirs = {0};
+        memset(answer, 0, sizeof answer);
+        answer[bit / 8] = (unsigned char)(0x80u >> bit % 8);
+        mlx5_devx_cmd_query_hca_attr(NULL, &theirs);
+        epw_mlx5_caps caps = epw_mlx5_read_caps(answer);
+        roce &= caps.roce == (theirs.roce != 0);
+        plain &= caps.chooses_time == (theirs.sq_ts_format != 0);
+        theirs = (struct mlx5_hca_attr){0};
+        MLX5_SET(query_hca_cap_out, answer, capability.cmd_hca_cap.roce, 1);
+        MLX5_SET(query_hca_cap_out, answer, capability.cmd_hca_cap.eth_net_offloads, 1); /* else it ends */
+        if (mlx5_devx_cmd_query_hca_attr(NULL, &theirs) != 0) continue;
+        epw_mlx5_read_roce_caps(answer, &caps);
+        with_roce &= caps.chooses_time == (theirs.qp_ts_format != 0);
+        formats += caps.chooses_time;
+    }
+    say(who, "HCA_CAP", "caps", "roce", 1, roce);
+    say(who, "HCA_CAP", "caps", "sq_ts_format", 1, plain);
+    say(who, "HCA_CAP", "caps", "qp_ts_format", 1, with_roce && formats == FORMAT_BITS);
+    static const char *const unread[] = {"hca_cap_2", "dp_ordering_ooo_rw_rc", "dp_ordering_ooo_all_rc",
+                                         "dp_ordering_force"};
+    for (size_t i = 0; i < sizeof unread / sizeof unread[0]; i++)
+        say(who, "HCA_CAP", "caps", unread[i], 0, 1);
+}
+
 /* The query of capabilities, and what the two of us read in the same answer. */
 static void capabilities(void) {
     unsigned char ours[EPW_MLX5_SHORT_BYTES];
@@ -180,6 +219,7 @@ static void capabilities(void) {
     say(who, "HCA_CAP", "caps", "cqe_version", 0, caps.cqe_version);
     say(who, "HCA_CAP", "caps", "atomic", 0, caps.atomic);
     say(who, "HCA_CAP", "caps", "cq_oi", 0, caps.cq_overrun_ignored);
+    flags();
 }
 
 int main(void) {

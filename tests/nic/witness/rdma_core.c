@@ -85,6 +85,7 @@ static void commands(void) {
                                                              .service_type = MLX5_QPC_ST_RC,
                                                              .buff_umem_id = 0x81234567,
                                                              .db_umem_id = 0x89abcdef,
+                                                             .qp_ts_format = 1,
                                                              .sq_wqe_cnt = 512,
                                                              .rq_wqe_cnt = 1,
                                                              .rq_wqe_shift = 4});
@@ -93,7 +94,8 @@ static void commands(void) {
                                                   .uar = 0x812345,
                                                   .pd = 0x854321,
                                                   .cq = 0x89abcd,
-                                                  .log_entries = 9});
+                                                  .log_entries = 9,
+                                                  .default_time = true});
     compare_command(who, "CREATE_QP", "create_qp_in", "qpc", recorded, ours, sizeof ours);
 
     const epw_mlx5_path path = {.ethernet = true,
@@ -108,6 +110,7 @@ static void commands(void) {
                                 .traffic_class = 106,
                                 .service_level = 3,
                                 .atomics = true,
+                                .in_order = true,
                                 .log_reads = 4,
                                 .timeout = 8, /* always 8 there */
                                 .retries = 7};
