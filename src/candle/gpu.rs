@@ -8,6 +8,7 @@ use ::candle_core::{CudaStorage, Device, Shape, Storage, Tensor};
 use ::cudarc::driver::{CudaSlice, CudaStream, DevicePtrMut, DeviceRepr};
 
 use super::held::{ELEMENTS, Held, invalid};
+use crate::cuda::kept::Memory;
 use crate::cuda::{TensorMut, TensorRef};
 use crate::error::{Error, Failure, Result};
 use crate::tensor::Element;
@@ -48,7 +49,7 @@ impl Held<'_> {
         follow(stream, slice.stream())?;
         // On candle's own stream the memory is freed behind the operation.
         let is_apart = !Arc::ptr_eq(stream, slice.stream());
-        let memory = is_apart.then(|| Arc::new(self.tensor.detach()) as _);
+        let memory = is_apart.then(|| -> Memory { (Arc::new(self.tensor.detach()), slice.stream().clone()) });
         TensorRef::strided(slice, self.layout.start_offset(), self.shape()?, stream, memory).map_err(invalid)
     }
 }

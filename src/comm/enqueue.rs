@@ -66,8 +66,8 @@ impl Comm {
     /// [`Work::wait`] takes as long as everything enqueued before it, [`Work::wait_for`] has a limit.
     ///
     /// # Errors
-    /// Those of [`Comm::enqueue`]; also [`Error::Invalid`](crate::Error::Invalid) for a stream under capture, because
-    /// replays have no handle.
+    /// Those of [`Comm::enqueue`]; also [`Error::Invalid`](crate::Error::Invalid) for a stream that may be captured and is
+    /// under capture, because replays have no handle.
     pub fn begin_on<C: Calls<Gpu>>(&self, mut calls: C, stream: StreamRef<'_>) -> Result<Work<()>> {
         let lowered = self.inner.lower_on(&mut calls, &stream)?;
         let mut work = 0;

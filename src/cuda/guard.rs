@@ -1,6 +1,11 @@
 //! What follows the use of a slice of cudarc.
 
+use std::sync::{Mutex, PoisonError};
+
 use ::cudarc::driver::{CudaEvent, CudaStream, SyncOnDrop};
+
+/// Held while an event is waited for and recorded again: another thread may be about to do the same with that event.
+static RECORDING: Mutex<()> = Mutex::new(());
 
 /// Tells cudarc where the use of a slice ends: dropping it records what has been enqueued by then.
 #[derive(Debug)]
@@ -35,6 +40,7 @@ impl<'a> Guard<'a> {
         if let Some(event) = self.event
             && context.is_managing_stream_synchronization()
         {
+            let _alone = RECORDING.lock().unwrap_or_else(PoisonError::into_inner);
             context.record_err(self.stream.wait(event));
             context.record_err(event.record(self.stream));
         }

@@ -4,9 +4,10 @@
 use std::any::Any;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ::cudarc::driver::{CudaEvent, CudaStream};
+use ::cudarc::driver::{CudaEvent, CudaStream, sys};
 
-pub(crate) type Memory = Arc<dyn Any + Send + Sync>;
+/// What keeps the memory, and the stream on which it is freed.
+pub(crate) type Memory = (Arc<dyn Any + Send + Sync>, Arc<CudaStream>);
 
 /// Each until its event, which is behind the operation.
 static KEPT: Mutex<Vec<(CudaEvent, Memory)>> = Mutex::new(Vec::new());
@@ -16,10 +17,33 @@ pub(super) fn keep(memory: Memory, stream: &CudaStream) {
     let Ok(end) = stream.record_event(None) else {
         return std::mem::forget(memory); // CUDA has failed, and nobody knows whether it is read
     };
-    let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
-    let (ended, read): (Vec<_>, Vec<_>) = kept.drain(..).partition(|(end, _)| end.is_complete());
-    *kept = read;
-    kept.push((end, memory));
-    drop(kept);
-    drop(ended); // frees memory: not while others wait for the lock
+    relaxed(|| {
+        let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+        let (ended, read): (Vec<_>, Vec<_>) = kept.drain(..).partition(|(end, (_, freed_on))| {
+            // Only of this context, which is current now.
+            Arc::ptr_eq(end.context(), stream.context()) && end.is_complete() && !is_captured(freed_on)
+        });
+        *kept = read;
+        kept.push((end, memory));
+        drop(kept);
+        drop(ended); // frees memory: not while others wait for the lock
+    });
+}
+
+/// A graph must not get the end of the memory.
+fn is_captured(stream: &CudaStream) -> bool {
+    stream.capture_status() != Ok(sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+}
+
+/// Queries of events do not harm captures of other threads meanwhile.
+fn relaxed(work: impl FnOnce()) {
+    let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+    // SAFETY: it exchanges this thread's mode; the second call puts back what the first has found.
+    unsafe {
+        let exchanged = sys::cuThreadExchangeStreamCaptureMode(&mut mode);
+        work();
+        if exchanged == sys::CUresult::CUDA_SUCCESS {
+            sys::cuThreadExchangeStreamCaptureMode(&mut mode);
+        }
+    }
 }

@@ -94,7 +94,7 @@ mod errors;
 mod guard;
 mod held;
 #[cfg(feature = "candle-cuda")]
-mod kept;
+pub(crate) mod kept;
 mod memory;
 mod operation;
 mod prefill;

@@ -198,7 +198,7 @@ static void a_limit_for_connecting_does_not_shorten_retries(void) {
     epw_fabric_options options = EPW_FABRIC_OPTIONS_INIT;
     options.nic = EPW_NIC_FAKE;
     CHECK(meet_two_by(&options, deadline_ns, &g));
-    for (uint64_t limit_ns = deadline_ns / 5; limit_ns <= 5 * deadline_ns; limit_ns *= 25) {
+    for (uint64_t limit_ns = deadline_ns / 2; limit_ns <= 8 * deadline_ns; limit_ns *= 16) {
         tries t = {0};
         epw_mlx5_path right;
         epw_mlx5_choose_retries(deadline_ns, &right);

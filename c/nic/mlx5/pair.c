@@ -481,10 +481,11 @@ static void tell_unstopped(const epw_mlx5_pair *pair) {
  * not all firmware takes 2ERR for it. Of several tries the first one that fails is logged. */
 static bool stop(epw_mlx5_pair *pair, const char *op) {
     if (pair->state == EPW_MLX5_STATE_RST) return true;
-    bool stopped = modify_short(pair, EPW_MLX5_2ERR, nowhere(op)) == EPW_OK;
-    if (!stopped && pair->state != EPW_MLX5_STATE_ERR) tell_unstopped(pair);
+    if (pair->state == EPW_MLX5_STATE_ERR && pair->stopped) return true;
+    pair->stopped = modify_short(pair, EPW_MLX5_2ERR, nowhere(op)) == EPW_OK;
+    if (!pair->stopped && pair->state != EPW_MLX5_STATE_ERR) tell_unstopped(pair);
     pair->state = EPW_MLX5_STATE_ERR;
-    return stopped;
+    return pair->stopped;
 }
 
 void epw_mlx5_pair_break(epw_mlx5_pair *pair) {

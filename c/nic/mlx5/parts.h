@@ -92,6 +92,7 @@ struct epw_mlx5_pair {
 
     pthread_mutex_t lock; /* guards what follows: one command at a time */
     uint32_t state;
+    bool stopped;        /* in the state ERR: the adapter has taken the command */
     atomic_uint remote;  /* the peer's queue pair; 0: not connected */
     epw_other_end other; /* guarded by pairs_lock */
     epw_mlx5_address to;

@@ -63,6 +63,7 @@ struct Umem {
 struct Cq {
     umem: u32,
     record_umem: u32,
+    record: u32,
     uar: u32,
     eq: u32,
     log_entries: u32,
@@ -77,6 +78,7 @@ struct Qp {
     pd: u32,
     cq: u32,
     log_entries: u32,
+    default_time: bool,
 }
 
 /// `epw_mlx5_path`.
@@ -95,6 +97,7 @@ struct Path {
     traffic_class: u32,
     service_level: u32,
     atomics: bool,
+    in_order: bool,
     log_reads: u32,
     timeout: u32,
     retries: u32,
@@ -274,8 +277,9 @@ impl Device {
         let object = self.object(which).unwrap_or(Object { handle: null_mut(), number: 0 });
         let [umem, completion, record_umem] = [0, 1, 2].map(|at| self.umems[at].id);
         let (uar, eq, log_entries) = (self.uar.page, self.event_queue, LOG_ENTRIES);
-        let cq = Cq { umem: completion, record_umem, uar, eq, log_entries };
-        let qp = Qp { umem, record_umem, uar, pd: self.domain_number, cq: object.number, log_entries };
+        let cq = Cq { umem: completion, record_umem, record: 128, uar, eq, log_entries };
+        let (pd, cq_number) = (self.domain_number, object.number);
+        let qp = Qp { umem, record_umem, uar, pd, cq: cq_number, log_entries, default_time: true };
         let path = Path {
             ethernet: !infiniband,
             port: 1,
@@ -290,6 +294,7 @@ impl Device {
             traffic_class: 0,
             service_level: 0,
             atomics: true,
+            in_order: true,
             log_reads: 4,
             timeout: 14,
             retries: 7,
