@@ -55,6 +55,7 @@ static int fake_checkpoint(const epw_checkpoint_args *args, void *stream) {
 static int fake_set_active(const epw_membership_args *args, void *stream) {
     for (uint32_t i = 0; i < 2; i++) {
         CHECK(args->peers[i]->lane == i && args->peers[i]->shared == args->shared);
+        args->peers[i]->epoch_word = args->epoch_word;
         for (uint32_t p = 0; p < args->ranks; p++) {
             CHECK(args->peers[i]->table[EPW_AREA_ROWS][p] != 0 || !epw_ranks_have(&args->active, p));
         }
