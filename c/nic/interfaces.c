@@ -56,12 +56,6 @@ static bool is_up(const struct ifaddrs *i) {
     return (i->ifa_flags & IFF_UP) && i->ifa_addr != NULL;
 }
 
-static bool has(const epw_addresses *list, const epw_address *address) {
-    bool known = false;
-    for (uint32_t i = 0; i < list->count; i++) known |= epw_address_same_host(&list->list[i], address);
-    return known;
-}
-
 /* Adds the addresses of the loopback interface, or of all others. Several interfaces may have the same one,
  * on which only one listener can listen at a port. */
 static void add(const struct ifaddrs *all, const char *filter, bool loopback, epw_addresses *out) {
@@ -70,9 +64,8 @@ static void add(const struct ifaddrs *all, const char *filter, bool loopback, ep
         if (!is_up(i) || !epw_address_from_socket(i->ifa_addr, &found)) continue;
         if (((i->ifa_flags & IFF_LOOPBACK) != 0) != loopback) continue;
         if (epw_address_is_link_local(&found) || !epw_interface_wanted(filter, i->ifa_name)) continue;
-        if (has(out, &found)) continue;
         found.port = 0;
-        out->list[out->count++] = found;
+        epw_addresses_add(out, &found);
     }
 }
 

@@ -623,9 +623,7 @@ static epw_status choose_addresses(const epw_links_options *o, epw_where where, 
         epw_address address;
         epw_status status = epw_address_read(o->addresses[i], where, &address);
         if (status != EPW_OK) return status;
-        bool known = false;
-        for (uint32_t j = 0; j < out->count; j++) known |= epw_address_same_host(&out->list[j], &address);
-        if (!known) out->list[out->count++] = address;
+        epw_addresses_add(out, &address);
     }
     return EPW_OK;
 }

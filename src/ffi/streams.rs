@@ -17,11 +17,8 @@ pub(crate) struct Streams {
 
 #[cfg(feature = "cudarc")]
 impl Streams {
+    /// `stream`: no default stream, since cudarc does not count those.
     pub(crate) fn keep(&self, stream: &Arc<CudaStream>) {
-        const PER_THREAD: usize = 2; // the last of the default streams, which do not count
-        if stream.cu_stream().addr() <= PER_THREAD {
-            return;
-        }
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         if !kept.iter().any(|other| Arc::ptr_eq(other.context(), stream.context())) {
             // A context that nobody else has any more has no slices.

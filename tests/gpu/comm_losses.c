@@ -196,6 +196,18 @@ static void wait_in_vain(const rank_state *r, const loss *l, uint32_t root) {
             l->name, (unsigned long long)now.suspects.bits[0]);
 }
 
+/* The others continue without those that were lost; then all continue together. */
+static void continue_without(rank_state *r, const loss *l, uint64_t others) {
+    if (others >> r->links->rank & 1) {
+        activate(r, others);
+        run_complete(r, l, 0);
+    } else {
+        r->epoch++;
+    }
+    ranks_meet(r->links);
+    activate(r, all_of(r->links));
+}
+
 static void lose(rank_state *r, const loss *l) {
     const rank_links *links = r->links;
     const uint32_t last = links->ranks - 1, root = l->root_is_lost ? last : 0;
@@ -206,14 +218,7 @@ static void lose(rank_state *r, const loss *l) {
         for (uint32_t again = 0; again < 2; again++) ranks_meet(links);
     }
     ranks_meet(links);
-    if (links->rank != last) {
-        activate(r, others);
-        run_complete(r, l, 0);
-    } else {
-        r->epoch++;
-    }
-    ranks_meet(links);
-    activate(r, all_of(links));
+    continue_without(r, l, others);
     run_complete(r, l, root);
     ranks_meet(links);
 }
@@ -300,19 +305,11 @@ static void wait_for_several(const rank_state *r, const loss *l, uint64_t gone) 
 static void lose_several(rank_state *r, const loss *l) {
     const rank_links *links = r->links;
     const uint64_t others = (UINT64_C(1) << (links->ranks - lost)) - 1;
-    const int comes = links->rank < links->ranks - lost;
     run_complete(r, l, 0);
     ranks_meet(links);
-    if (comes) wait_for_several(r, l, all_of(links) & ~others);
+    if (others >> links->rank & 1) wait_for_several(r, l, all_of(links) & ~others);
     ranks_meet(links);
-    if (comes) {
-        activate(r, others);
-        run_complete(r, l, 0);
-    } else {
-        r->epoch++;
-    }
-    ranks_meet(links);
-    activate(r, all_of(links));
+    continue_without(r, l, others);
 }
 
 static int several_main(const rank_links *links) {
