@@ -1235,7 +1235,11 @@ EPW_API epw_status epw_comm_subset(epw_comm *comm, const epw_mask *mask, const e
  * even if the peer is disconnected or ends. Replays with another peer in its place have the right result, by
  * kernels, until the graph is captured again. Three streams of the communicator's own copy at the same time
  * as the caller's; where one of them belongs to another capture that has not ended, only the caller's does.
- */
+ *
+ * Kernels move the bytes if one process has the communicators of several GPUs and they have registered memory
+ * of cudaMalloc, or share windows by EPW_PATH_IPC only: CUDA copies such memory in the order in which the
+ * copies were enqueued, whatever their streams are, so a copy that waits for a peer would hold up the one
+ * that the peer waits for. */
 EPW_API epw_status epw_comm_alloc(epw_comm *comm, uint64_t bytes, void **memory);
 EPW_API void epw_comm_free(epw_comm *comm, void *memory);
 

@@ -411,6 +411,12 @@ uint32_t epw_import_path(const epw_import *import) {
     return import->path;
 }
 
+bool epw_import_orders_copies(const epw_import *import, int32_t ordinal) {
+    const epw_memory *memory = memory_of(import);
+    return import->path == EPW_PATH_THREAD && memory->origin.path == EPW_PATH_IPC &&
+           memory->ordinal != ordinal;
+}
+
 epw_status epw_import_ring(epw_import *import, epw_where where) {
     if (import->generation != epw_process_generation())
         return epw_fail(EPW_ERR_STATE, where, "the import belongs to the process that forked this one");

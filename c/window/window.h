@@ -84,6 +84,12 @@ uint64_t epw_import_bytes(const epw_import *import);
  * EPW_PATH_IPC: a mapping of this process. EPW_PATH_QUEUE: nothing is mapped; epw_import_queue returns what
  * the peer says of its queues. */
 uint32_t epw_import_path(const epw_import *import);
+
+/* Whether copy engines, for the GPU `ordinal`, copy from this memory in the order in which the copies were
+ * enqueued, whatever their streams are: then a copy that waits for a peer holds up those that the peer waits
+ * for. Seen of memory of cudaMalloc that another GPU has in the same process (H200, driver 580), not of VMM
+ * memory, and not of memory that other processes have shared by CUDA IPC. */
+bool epw_import_orders_copies(const epw_import *import, int32_t ordinal);
 const epw_blob_queue *epw_import_queue(const epw_import *import);
 
 /* The nonce of the peer's window. */

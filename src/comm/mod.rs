@@ -186,6 +186,9 @@
 //! the same and comes later. [`Traffic::operations_copied`](crate::Traffic::operations_copied) counts the operations that
 //! copy engines have moved. The copies of an operation must take less than the [deadline](CommConfig::deadline).
 //!
+//! Kernels also move what one process has registered on several GPUs: CUDA copies such memory in the order in which the
+//! copies were enqueued, whatever their streams are, so copies that wait for peers would hold each other up.
+//!
 //! In a graph, copies read only memory of [`Comm::alloc_gpu`], at addresses that the graph keeps. So if such a graph
 //! was captured with a member, that member's window stays mapped, and its memory allocated, until the communicator is
 //! dropped, even if the member has ended. Replays with another member in its place give the right result, moved by

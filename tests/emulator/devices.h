@@ -28,6 +28,8 @@ CUresult release(void *memory);
 bool find_allocation(const void *address, void **base, size_t *bytes);
 // Its device, and whether it is of a pool, which has no handles for other processes.
 bool find_device(const void *address, int *device, bool *pooled);
+// Whether it is memory that this process has allocated on another GPU, not by VMM functions.
+bool is_of_other_gpu(const void *address, int device);
 void put_into_pool(void *memory);
 
 // A handle for other processes, and its mapping.

@@ -179,6 +179,15 @@ bool find_device(const void *address, int *device, bool *pooled) {
     return true;
 }
 
+bool is_of_other_gpu(const void *address, int device) {
+    void *base;
+    size_t bytes;
+    if (!find_allocation(address, &base, &bytes)) return false;
+    const std::lock_guard<std::mutex> guard(lock);
+    const Allocation &at = allocations[uintptr_t(base)];
+    return at.fd >= 0 && at.device != device;
+}
+
 void put_into_pool(void *memory) {
     const std::lock_guard<std::mutex> guard(lock);
     allocations[uintptr_t(memory)].pooled = true;

@@ -177,6 +177,10 @@ struct CUstream_st {
         queue.push_back(std::move(work));
         changed.notify_all();
     }
+    bool is_captured() {
+        const std::lock_guard<std::mutex> guard(lock);
+        return capture != nullptr;
+    }
     // What was enqueued up to now has been done.
     void finish() {
         std::unique_lock<std::mutex> guard(lock);
@@ -234,9 +238,33 @@ void finish_device(int device) {
     for (const Stream &s : all) s->finish();
 }
 
+// Copies of a device's streams from memory that was allocated on another device run in the order in which they were enqueued,
+// whatever their streams are, as was seen on H200s.
+struct Turns {
+    std::mutex lock; // held until the copy is enqueued
+    uint64_t taken = 0;
+    Count over;
+};
+Turns turns[64]; // of each device
+
+void copy_in_turn(void *to, const void *from, size_t bytes, cudaStream_t stream) {
+    Turns &own = turns[stream->device];
+    const std::lock_guard<std::mutex> guard(own.lock);
+    const uint64_t turn = ++own.taken;
+    stream->enqueue([=, &own] {
+        own.over.await(turn - 1);
+        memcpy(to, from, bytes);
+        own.over.raise(turn);
+    });
+}
+
 cudaError_t copy(void *to, const void *from, size_t bytes, cudaStream_t stream, bool waits) {
     stream = resolve(stream);
-    stream->enqueue([=] { memcpy(to, from, bytes); });
+    if (emulated::is_of_other_gpu(from, stream->device) && !stream->is_captured()) {
+        copy_in_turn(to, from, bytes, stream);
+    } else {
+        stream->enqueue([=] { memcpy(to, from, bytes); });
+    }
     if (waits) stream->finish();
     return cudaSuccess;
 }

@@ -273,6 +273,11 @@ static void run_case(const rank_state *r, uint64_t number, shape *shapes, uint32
     }
 }
 
+/* Whether copy engines move bytes of the pools: not if one process has registered memory of several GPUs. */
+static int by_copy_engines(const rank_state *r) {
+    return both.copy_engines && (both.heap || both.processes || r->links->gpus == 1);
+}
+
 /* Calls of both kinds, until their buffers have been aligned at random in the same way on all ranks. */
 static uint64_t run_copied(const rank_state *r, uint64_t number) {
     static const uint32_t kinds[] = {EPW_ALL_GATHER, EPW_ALL_TO_ALL};
@@ -323,7 +328,7 @@ static void run_cases(const rank_state *r) {
         run_case(r, number++, s, count, &state);
     }
     static const uint32_t shared[] = {EPW_ALL_REDUCE, EPW_BROADCAST};
-    if (both.copy_engines && r->links->ranks > 1) number = run_copied(r, number);
+    if (by_copy_engines(r) && r->links->ranks > 1) number = run_copied(r, number);
     for (uint32_t k = 0; k < 2; k++) {
         shape largest = {.kind = shared[k], .type = EPW_TYPE_BF16, .count = largest_bytes() / 2};
         uint64_t state = 5; /* which is not captured */
@@ -1563,7 +1568,7 @@ static void time_of(const rank_state *r, const nccl *n, uint32_t kind, uint64_t 
     }
     copied = count_both(r).gpu.operations_copied - copied;
     int by_copies =
-        both.copy_engines && (both.heap || eager) && (kind == EPW_ALL_GATHER || kind == EPW_ALL_TO_ALL);
+        by_copy_engines(r) && (both.heap || eager) && (kind == EPW_ALL_GATHER || kind == EPW_ALL_TO_ALL);
     REQUIRE(copied == (by_copies ? ROUNDS * GRAPH : 0), "copy engines have moved %llu operations",
             (unsigned long long)copied);
     for (uint32_t k = 0; k < libraries; k++) {

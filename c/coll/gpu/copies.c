@@ -37,18 +37,26 @@ bool epw_coll_gpu_wants_copies(const struct epw_coll_gpu *g, uint32_t kind, uint
            g->window.ranks * bytes >= g->copies_from;
 }
 
-/* Where this rank reaches what the peer has at this offset; NULL: nowhere. Mapped as long as the peer is a
+/* The copies of an operation wait on their stream for all peers. */
+static bool may_copy_from(const epw_comm *comm, const epw_import *import) {
+    return !epw_import_orders_copies(import, comm->config.device);
+}
+
+/* Where this rank can copy what the peer has at this offset; NULL: nowhere. Mapped as long as the peer is a
  * member, and members change when nothing is enqueued. With the lock held. */
 static const unsigned char *reach(const epw_comm *comm, uint32_t peer, uint64_t offset, uint64_t bytes) {
     const struct epw_coll_gpu *g = comm->gpu;
     const unsigned char *window = epw_peers_mapped(&comm->peers, peer);
     if (window == NULL) return NULL;
-    if (!epw_coll_is_registered(&g->window, offset))
-        return bytes <= g->window.heap_bytes - offset ? window + g->window.heap_offset + offset : NULL;
+    if (!epw_coll_is_registered(&g->window, offset)) {
+        bool fits = bytes <= g->window.heap_bytes - offset && may_copy_from(comm, comm->peers.imports[peer]);
+        return fits ? window + g->window.heap_offset + offset : NULL;
+    }
     for (uint32_t i = 0; i < EPW_COLL_REGISTRATIONS; i++) {
         const epw_coll_registered *at = &g->pinned->registered[peer][i];
         uint64_t within = offset - at->first;
-        if (within < at->bytes && bytes <= at->bytes - within) return at->base + within;
+        if (within < at->bytes && bytes <= at->bytes - within)
+            return may_copy_from(comm, g->imported[peer][i].import) ? at->base + within : NULL;
     }
     return NULL;
 }
