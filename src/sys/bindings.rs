@@ -2289,7 +2289,12 @@ unsafe extern "C" {
  member that such a graph was captured with stays mapped, and its memory allocated, until epw_comm_destroy,
  even if the peer is disconnected or ends. Replays with another peer in its place have the right result, by
  kernels, until the graph is captured again. Three streams of the communicator's own copy at the same time
- as the caller's; where one of them belongs to another capture that has not ended, only the caller's does.*/
+ as the caller's; where one of them belongs to another capture that has not ended, only the caller's does.
+
+ Kernels move the bytes if one process has the communicators of several GPUs and they have registered memory
+ of cudaMalloc, or share windows by EPW_PATH_IPC only: CUDA copies such memory in the order in which the
+ copies were enqueued, whatever their streams are, so a copy that waits for a peer would hold up the one
+ that the peer waits for.*/
     pub fn epw_comm_alloc(
         comm: *mut epw_comm,
         bytes: u64,

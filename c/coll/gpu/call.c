@@ -127,12 +127,12 @@ static bool shares_by_lines(const epw_coll_window *w, uint32_t kind, uint64_t by
     return can_share(kind, w->ranks) && bytes * (w->ranks - 1) >= LINES_SHARED_LEAST;
 }
 
-/* With all ranks as members; with fewer the kernel decides, because parts are larger then. Two lines are for
- * rounding. */
+/* With all ranks as members; with fewer the kernel decides, because parts are larger then. What is shared out
+ * takes the lines of a peer twice; the rest takes no more than half of them, because more bytes are faster by
+ * pieces. Two lines are for rounding. */
 static bool fits_lines(const epw_coll_window *w, uint32_t kind, uint64_t bytes) {
-    bool shares = shares_by_lines(w, kind, bytes);
-    uint64_t flow = shares ? parts(bytes, sharers_of(kind, w->ranks)) : bytes;
-    return (shares ? 2 : 1) * (parts(flow, EPW_COLL_LINE_DATA) + 2) <= w->lines;
+    uint64_t flow = shares_by_lines(w, kind, bytes) ? parts(bytes, sharers_of(kind, w->ranks)) : bytes;
+    return 2 * (parts(flow, EPW_COLL_LINE_DATA) + 2) <= w->lines;
 }
 
 static way way_of(const struct epw_coll_gpu *g, uint32_t kind, uint64_t bytes) {
