@@ -138,6 +138,7 @@ typedef struct epw_prefill_lane {
     uint64_t call; /* number of the last call that was begun on the lane */
     bool running;
     bool dropped; /* given up: its routing and the caller's memory must not be used */
+    bool retaken; /* and the lane's next call has begun to wait for its end */
     bool tended;  /* being stepped by epw_prefill_tend */
     bool overdue; /* some peer has not come for a deadline meanwhile */
     uint32_t kind;
