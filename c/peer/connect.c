@@ -241,13 +241,14 @@ epw_status epw_peers_connect(epw_peers *peers, uint32_t peer, const void *blob, 
     if (blob == NULL) return epw_fail(EPW_ERR_INVALID, where, "blob is NULL");
     if (deadline_ns == 0) return epw_fail(EPW_ERR_INVALID, where, "deadline is 0 ns, must be at least 1");
     epw_blob read;
-    bool is_blob = epw_blob_parse(blob, length, where, &read) == EPW_OK; /* otherwise the import has set it */
-    if (is_blob && is_connected_to(peers, peer, &read)) return EPW_OK;
+    status = epw_window_read_blob(peers->window, peer, blob, length, &read);
+    if (status != EPW_OK) return status;
+    if (is_connected_to(peers, peer, &read)) return EPW_OK;
     bool member;
     status = claim(peers, where, &member);
     if (status != EPW_OK) return status;
     epw_import *import = NULL;
-    status = disconnect(peers, where, member, is_blob ? &read : NULL);
+    status = disconnect(peers, where, member, &read);
     if (status == EPW_OK) status = epw_window_import(peers->window, peer, blob, length, deadline_ns, &import);
     if (status == EPW_OK) status = take_import(peers, where, import, deadline_ns, member);
     drop_claim(peers, peer);

@@ -173,23 +173,42 @@ typedef struct attempt {
 } attempt;
 
 /* `bytes`: of the window; 0: any. */
-static epw_status check_blob(const attempt *a, uint32_t peer, uint64_t bytes) {
-    const epw_window_options *own = &a->own->options;
-    if (a->blob.rank != peer)
-        return epw_fail(EPW_ERR_INVALID, a->where,
-                        "the blob was exported by rank %u; give the one of rank %u", (unsigned)a->blob.rank,
-                        (unsigned)peer);
-    if (a->blob.peer != own->rank)
-        return epw_fail(EPW_ERR_INVALID, a->where,
-                        "the blob was exported for rank %u; give the one for rank %u", (unsigned)a->blob.peer,
-                        (unsigned)own->rank);
-    epw_status status = epw_blob_check(&a->blob, own, a->where);
+static epw_status check_blob(const epw_blob *blob, const epw_window_options *own, uint64_t bytes,
+                             epw_where where) {
+    unsigned peer = (unsigned)where.peer;
+    if (blob->rank != peer)
+        return epw_fail(EPW_ERR_INVALID, where, "the blob was exported by rank %u; give the one of rank %u",
+                        (unsigned)blob->rank, peer);
+    if (blob->peer != own->rank)
+        return epw_fail(EPW_ERR_INVALID, where, "the blob was exported for rank %u; give the one for rank %u",
+                        (unsigned)blob->peer, (unsigned)own->rank);
+    epw_status status = epw_blob_check(blob, own, where);
     if (status != EPW_OK) return status;
-    if (bytes == 0 || a->blob.window_bytes == bytes) return EPW_OK;
-    return epw_fail(EPW_ERR_MISMATCH, a->where,
+    if (bytes == 0 || blob->window_bytes == bytes) return EPW_OK;
+    return epw_fail(EPW_ERR_MISMATCH, where,
                     "the window has %llu bytes here and %llu at peer %u; use the same epwire "
                     "version on all ranks",
-                    (unsigned long long)bytes, (unsigned long long)a->blob.window_bytes, (unsigned)peer);
+                    (unsigned long long)bytes, (unsigned long long)blob->window_bytes, peer);
+}
+
+static epw_status read_blob(const epw_window *own, uint64_t bytes, const void *blob, size_t length,
+                            epw_where where, epw_blob *out) {
+    epw_status status = check_generation(own, where);
+    if (status == EPW_OK) status = epw_blob_parse(blob, length, where, out);
+    return status == EPW_OK ? check_blob(out, &own->options, bytes, where) : status;
+}
+
+static epw_where connect_where(const epw_window *own, uint32_t peer) {
+    return (epw_where){"connect", (int)own->options.rank, (int)peer};
+}
+
+static uint64_t own_bytes(const epw_window *own) {
+    return epw_offer_memory(own->offer)->bytes;
+}
+
+epw_status epw_window_read_blob(const epw_window *own, uint32_t peer, const void *blob, size_t length,
+                                epw_blob *out) {
+    return read_blob(own, own_bytes(own), blob, length, connect_where(own, peer), out);
 }
 
 /* The kind of the peer's window, if the path cannot map it. */
@@ -345,9 +364,7 @@ static epw_status import_of(epw_window *own, epw_where where, uint64_t bytes, co
                  .deadline_ns = deadline_ns,
                  .until_ns = deadline_ns < UINT64_MAX - now ? now + deadline_ns : UINT64_MAX,
                  .where = where};
-    epw_status status = check_generation(own, a.where);
-    if (status == EPW_OK) status = epw_blob_parse(blob, length, a.where, &a.blob);
-    if (status == EPW_OK) status = check_blob(&a, (uint32_t)where.peer, bytes);
+    epw_status status = read_blob(own, bytes, blob, length, where, &a.blob);
     if (status == EPW_OK) status = epw_identity_get(a.where, &a.self);
     if (status != EPW_OK) return status;
 
@@ -377,8 +394,7 @@ static epw_status import_of(epw_window *own, epw_where where, uint64_t bytes, co
 
 epw_status epw_window_import(epw_window *own, uint32_t peer, const void *blob, size_t length,
                              uint64_t deadline_ns, epw_import **out) {
-    epw_where where = {"connect", (int)own->options.rank, (int)peer};
-    return import_of(own, where, epw_offer_memory(own->offer)->bytes, blob, length, deadline_ns, out);
+    return import_of(own, connect_where(own, peer), own_bytes(own), blob, length, deadline_ns, out);
 }
 
 epw_status epw_window_import_memory(epw_window *own, uint32_t peer, const void *blob, size_t length,

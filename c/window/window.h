@@ -57,6 +57,11 @@ unsigned char *epw_window_base(const epw_window *window);
 epw_status epw_window_export(epw_window *window, uint32_t peer, const epw_blob_queue *queue, void *blob,
                              size_t *length);
 
+/* Reads what `peer` has exported for own's rank, and checks what can be checked without asking the peer. The
+ * errors are among those of epw_window_import. */
+epw_status epw_window_read_blob(const epw_window *own, uint32_t peer, const void *blob, size_t length,
+                                epw_blob *out);
+
 /* Makes the window that `peer` exported for own's rank usable by this process, and holds its lease until
  * epw_import_close. Returns within deadline_ns, or a few milliseconds later. Two ranks on GPUs between which
  * queues exist either both use queues, or each maps the other's window.
