@@ -53,6 +53,7 @@ static int fake_checkpoint(const epw_checkpoint_args *args, void *stream) {
     return fake_launch(1, stream);
 }
 static int fake_set_active(const epw_membership_args *args, void *stream) {
+    if (fake.failing) return fake_launch(1, stream);
     for (uint32_t i = 0; i < 2; i++) {
         CHECK(args->peers[i]->lane == i && args->peers[i]->shared == args->shared);
         args->peers[i]->epoch_word = args->epoch_word;
@@ -691,6 +692,23 @@ static void waits_are_bounded(void) {
     epw_buffer_destroy(g.of[1]);
 }
 
+static void a_membership_that_fails_keeps_who_was_revoked(void) {
+    group g = make_gpu_group();
+    epw_buffer *b = g.of[0];
+    epw_mask all = first_ranks(2), gone = {{2}};
+    epw_membership now = EPW_MEMBERSHIP_INIT;
+    CHECK_OK(epw_buffer_revoke(b, &gone));
+    fake.failing = cudaErrorLaunchOutOfResources;
+    REFUSED(epw_buffer_set_active(b, &all, 2, 0), EPW_ERR_SYSTEM, "set_active", 0, -1, "membership kernel");
+    fake.failing = 0;
+    CHECK_OK(epw_buffer_membership(b, &now));
+    CHECK(now.epoch == 1 && now.suspects.bits[0] == gone.bits[0]);
+    CHECK_OK(epw_buffer_set_active(b, &all, 2, 0));
+    CHECK_OK(epw_buffer_membership(b, &now));
+    CHECK(now.epoch == 2 && epw_mask_empty(&now.suspects));
+    destroy(&g);
+}
+
 /* The removal of its entry from the peer table may have run, or may run later: no membership may include the
  * peer. */
 static void a_disconnect_that_is_not_seen_done_leaves_the_peer_out(void) {
@@ -918,6 +936,7 @@ int main(void) {
     a_call_whose_event_fails_stands();
     outcomes_are_read_when_the_event_is_done();
     waits_are_bounded();
+    a_membership_that_fails_keeps_who_was_revoked();
     a_disconnect_that_is_not_seen_done_leaves_the_peer_out();
     who_is_no_member_goes_and_comes_beside_operations();
     a_revoked_peer_is_told_at_the_end();
