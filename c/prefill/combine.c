@@ -217,12 +217,13 @@ static bool is_me(const epw_prefill *p, uint32_t rank) {
     return rank == p->config.ep.rank;
 }
 
-/* Whether entry j of the token was sent to a rank whose answer has arrived. */
+/* Whether entry j of the token was sent to a rank whose answer has arrived. A rank that has sent what it must
+ * not may overwrite its answers. */
 static bool has_answer(const epw_prefill *p, const epw_prefill_lane *lane, size_t entry, uint32_t rank) {
     const epw_routing *r = lane->routing;
     if (r->sent_row[entry] == EPW_NO_PLACE) return false;
     if (is_me(p, rank)) return r->received[rank] > 0;
-    return answer_of(lane, entry) < lane->peers[rank].checked;
+    return !lane->peers[rank].refused && answer_of(lane, entry) < lane->peers[rank].checked;
 }
 
 /* Whether the sum of token t can be made: all its answers have arrived, or will never come. */

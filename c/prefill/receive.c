@@ -76,12 +76,19 @@ static bool open_answers(epw_prefill *p, epw_prefill_lane *lane, uint32_t peer, 
     return rows == (lane->combine.mode == EPW_COMBINE_ORDERED ? r->sent_entries[peer] : sent);
 }
 
+/* The most messages that may follow an opening. */
+static uint32_t most_messages(const epw_prefill *p, const epw_prefill_lane *lane) {
+    bool ordered = lane->kind == EPW_KIND_COMBINE && lane->combine.mode == EPW_COMBINE_ORDERED;
+    return p->config.ep.max_tokens * (ordered ? p->layout.topk : 1);
+}
+
 void epw_prefill_open(epw_prefill *p, epw_prefill_lane *lane, uint32_t peer) {
     epw_stream *s = &lane->streams[lane->kind][peer];
     const unsigned char *slot = epw_prefill_slot_here(p, lane, peer, s->ring.taken);
     epw_row_head head = epw_prefill_read_head(slot);
     bool gives_up = head.kind == EPW_MESSAGE_VOID && head.op == lane->ops[lane->kind];
-    bool known = head.kind == EPW_MESSAGE_OPENING && head.op == lane->ops[lane->kind];
+    bool known = head.kind == EPW_MESSAGE_OPENING && head.op == lane->ops[lane->kind] &&
+                 head.token <= most_messages(p, lane);
     bool good = known && head.format == lane->hash && !lane->dropped;
     bool dispatch = lane->kind == EPW_KIND_DISPATCH;
     bool unplaced = good && dispatch && lane->again && !lane->routing->complete[peer];

@@ -3,6 +3,7 @@
  * written out of bounds (the sanitizers watch), and the next epoch works. */
 #include "prefills.h"
 
+#include "base/clock.h"
 #include "prefill/parts.h"
 
 enum { N = 12, WIDTH = 64, LOCAL = 3, K = 3, CAPACITY = 2 * N * K, GUARD = 64, ROUNDS = 3000, SLOTS = 64 };
@@ -102,6 +103,24 @@ static void one_round(prefills *g, uint64_t seed) {
     check_guards();
 }
 
+/* Its messages are not waited for. */
+static void more_than_possible(prefills *g) {
+    epw_prefill *p = g->of[0];
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    for (uint32_t r = 0; r < 2; r++) CHECK_OK(epw_routing_create(g->of[r], &ends[r].routing));
+    patience_ns = 60000 * MS;
+    CHECK_OK(dispatch(&ends[1], true, &outcome));
+    uint64_t at = epw_row_slot_offset(&p->layout, 0, 1, 0), began = epw_now_ns();
+    ((epw_row_head *)(void *)(epw_peers_own(&p->peers) + at))->token = N + 1;
+    CHECK_OK(dispatch(&ends[0], false, &outcome));
+    CHECK(epw_now_ns() - began < patience_ns / 2);
+    CHECK(outcome.missing.bits[0] == 2 && outcome.record.cause == EPW_CAUSE_FORMAT);
+    CHECK_OK(receive(&ends[1], &outcome));
+    patience_ns = 0;
+    for (uint32_t r = 0; r < 2; r++) epw_routing_free(ends[r].routing);
+    activate_prefills(g, ROUNDS + 2);
+}
+
 int main(void) {
     epw_prefill_config config = EPW_PREFILL_CONFIG_INIT;
     config.ring_tokens = SLOTS;
@@ -141,6 +160,7 @@ int main(void) {
         for (uint32_t r = 0; r < 2; r++) epw_routing_free(ends[r].routing);
         activate_prefills(&g, round + 2);
     }
+    more_than_possible(&g);
     destroy_prefills(&g);
     return check_result("prefill_hostile");
 }
