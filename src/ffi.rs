@@ -1,6 +1,7 @@
 //! The module that calls C. It owns every raw pointer to C objects and turns statuses into errors.
 
 mod awaited;
+mod captures;
 mod comm;
 mod fabric;
 mod floor;
@@ -23,6 +24,7 @@ use crate::mask::Mask;
 use crate::sys;
 
 pub(crate) use awaited::{Awaited, Interrupt, Watched, await_any};
+pub(crate) use captures::Captures;
 pub(crate) use comm::{Comm, empty_coll, empty_config as empty_comm_config, plan as comm_plan};
 pub(crate) use fabric::{Adapters, Fabric, FabricOptions};
 pub(crate) use floor::Floor;

@@ -1,6 +1,16 @@
 /* See stream_order.h. */
 #include "device/stream_order.h"
 
+#include "epwire.h"
+
+static _Thread_local const char *why_refused; /* why calls are not captured; NULL: they are */
+
+const char *epw_refuse_captures(const char *why) {
+    const char *before = why_refused;
+    why_refused = why;
+    return before;
+}
+
 #ifdef EPW_CUDA
 
 #include "device/cuda.h"
@@ -30,7 +40,7 @@ epw_status epw_stream_find_capture(epw_stream_call *call, epw_where where) {
                         "the stream's capture has been invalidated by an earlier call: end it first");
     }
     call->captured = capture == cudaStreamCaptureStatusActive;
-    return EPW_OK;
+    return call->captured && why_refused != NULL ? epw_fail(EPW_ERR_STATE, where, "%s", why_refused) : EPW_OK;
 }
 
 int epw_stream_capture_id(cudaStream_t stream, unsigned long long *id) {
@@ -136,6 +146,4 @@ epw_status epw_stream_wait_for(epw_stream_call *waiting, const epw_stream_order 
     return error == cudaSuccess ? EPW_OK : epw_fail_cuda(error, where, "cudaStreamWaitEvent");
 }
 
-#else
-typedef int epw_no_stream_order; /* ISO C requires a declaration in every file */
 #endif

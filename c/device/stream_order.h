@@ -51,7 +51,7 @@ void epw_stream_order_free(epw_stream_order *order);
     "CUDA could record no event behind " whose " last call, so nobody can wait for its end: make " whose     \
     " next call on the same stream"
 
-/* Sets `captured`, or `invalidated` with EPW_ERR_STATE. */
+/* Sets `captured`, or `invalidated` with EPW_ERR_STATE. EPW_ERR_STATE also as epw_refuse_captures says. */
 epw_status epw_stream_find_capture(epw_stream_call *call, epw_where where);
 
 /* A number of the capture that the stream belongs to; 0: none. A cudaError_t, also of one that was

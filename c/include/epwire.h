@@ -960,6 +960,12 @@ EPW_API epw_status epw_release(epw_buffer *buffer, epw_handle handle);
  *   returns EPW_PENDING if timeout_ns passes first; like epw_outcome_read it also takes a consumed handle. To
  *   make another stream wait, use epw_stream_wait. */
 
+/* From now on, calls of the calling thread for buffers and communicators are refused if their stream is under
+ * capture: EPW_ERR_STATE with the text `why`, which must stay valid. NULL, as at first: they are captured.
+ * Returns what was set before. For callers that cannot promise that a graph is launched only while what it
+ * uses is there. */
+EPW_API const char *epw_refuse_captures(const char *why);
+
 /* epw_release on a given stream; epw_release itself uses the one of the handle's last call. The host device
  * ignores `stream`. */
 EPW_API epw_status epw_release_on(epw_buffer *buffer, epw_handle handle, void *stream);

@@ -52,11 +52,12 @@ impl Comm {
     /// }
     /// ```
     pub fn enqueue<C: Calls<Gpu>>(&self, mut calls: C, stream: StreamRef<'_>) -> Result<()> {
-        let lowered = self.inner.lower_on(&mut calls, &stream)?;
+        let site = self.inner.site(&calls, &stream)?;
+        let lowered = self.inner.lower_on(&mut calls, &site)?;
         // SAFETY: sizes were checked. That the memory stays until the work has run, and that the stream exists, is
         // promised by whoever made the views and the stream, or ensured by the guards in `calls`, which are dropped
         // after this.
-        unsafe { self.inner.ffi.enqueue(&lowered.ops, self.deadline(), stream.raw, None) }?;
+        unsafe { self.inner.ffi.enqueue(&lowered.ops, self.deadline(), site.stream(), None) }?;
         self.inner.tell_traffic();
         Ok(())
     }
@@ -69,10 +70,11 @@ impl Comm {
     /// Those of [`Comm::enqueue`]; also [`Error::Invalid`](crate::Error::Invalid) for a stream that may be captured and is
     /// under capture, because replays have no handle.
     pub fn begin_on<C: Calls<Gpu>>(&self, mut calls: C, stream: StreamRef<'_>) -> Result<Work<()>> {
-        let lowered = self.inner.lower_on(&mut calls, &stream)?;
+        let site = self.inner.site(&calls, &stream)?;
+        let lowered = self.inner.lower_on(&mut calls, &site)?;
         let mut work = 0;
         // SAFETY: as in `enqueue`.
-        unsafe { self.inner.ffi.enqueue(&lowered.ops, self.deadline(), stream.raw, Some(&mut work)) }?;
+        unsafe { self.inner.ffi.enqueue(&lowered.ops, self.deadline(), site.stream(), Some(&mut work)) }?;
         self.inner.tell_traffic();
         Ok(Work::enqueued(&self.inner, work))
     }

@@ -104,16 +104,20 @@ impl Inner {
         Ok(lowered)
     }
 
-    /// For memory of the communicator's GPU, viewed for this stream.
-    pub(super) fn lower_on(&self, calls: &mut impl Calls<Gpu>, stream: &StreamRef<'_>) -> Result<Lowered> {
+    /// Where calls on this stream are enqueued.
+    pub(super) fn site(&self, calls: &impl Calls<Gpu>, stream: &StreamRef<'_>) -> Result<Site> {
         let Device::Cuda(device) = self.config.device else {
             let text =
                 "the communicator is on the host: run or begin the call, or create it with Device::Cuda";
             return Err(Error::State(Failure::new(calls.name(), self.rank, text)));
         };
-        let site = Site::of(&*self.ffi, calls.name(), (self.rank, device), stream)?;
+        Site::of(&*self.ffi, calls.name(), (self.rank, device), stream)
+    }
+
+    /// For memory of the communicator's GPU, viewed for this site's stream.
+    pub(super) fn lower_on(&self, calls: &mut impl Calls<Gpu>, site: &Site) -> Result<Lowered> {
         let mut lowered = Lowered::default();
-        calls.lower(&mut lowered, Place { rank: self.rank, ranks: self.plan.ranks, site: Some(&site) })?;
+        calls.lower(&mut lowered, Place { rank: self.rank, ranks: self.plan.ranks, site: Some(site) })?;
         Ok(lowered)
     }
 

@@ -69,9 +69,9 @@ impl Completion {
     /// above; or the call was captured, and its capture has ended (then let `stream` wait for the graph), or `stream` is
     /// under another capture or the legacy default stream. Captures are not harmed.
     pub fn wait_on(&self, stream: StreamRef<'_>) -> Result<()> {
-        self.inner.site("stream_wait", &stream)?;
+        let site = self.inner.site("stream_wait", &stream)?;
         // SAFETY: it is a stream of the buffer's GPU: its maker promised that, or it was checked.
-        unsafe { self.inner.ffi.stream_wait(self.handle, stream.raw) }
+        unsafe { self.inner.ffi.stream_wait(self.handle, site.stream()) }
     }
 
     /// How the work ended, `None` if it has not run yet. Copies a few hundred bytes from the GPU. That takes

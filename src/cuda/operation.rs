@@ -51,9 +51,9 @@ impl EpBuffer {
     /// announce the same step.
     pub fn enqueue_checkpoint(&self, step: u64, stream: StreamRef<'_>) -> Result<Checkpoint> {
         let inner = &self.inner;
-        inner.site("checkpoint", &stream)?;
+        let site = inner.site("checkpoint", &stream)?;
         // SAFETY: it is a stream of the buffer's GPU: its maker promised that, or it was checked.
-        unsafe { inner.checkpoint(step, stream.raw) }
+        unsafe { inner.checkpoint(step, site.stream()) }
     }
 
     fn enqueue(
@@ -66,7 +66,7 @@ impl EpBuffer {
         let (rank, config) = (inner.rank, &inner.config);
         let site = inner.site("dispatch", &stream)?;
         let mut c_input = input.to_c(rank, config, &site)?;
-        c_input.stream = stream.raw;
+        c_input.stream = site.stream();
         let output = output.map(|output| output.as_c(rank, config, &inner.plan, &request, &site));
         let output = output.transpose()?;
         // SAFETY: sizes were checked. The memory stays valid until the work has run, and the stream as long as the
@@ -127,20 +127,26 @@ impl Handle {
     }
 
     fn release_on(&self, stream: &StreamRef<'_>) -> Result<()> {
-        self.site("release", stream)?;
+        let site = self.site("release", stream)?;
         // SAFETY: it is a stream of the buffer's GPU: its maker promised that, or it was checked.
-        unsafe { self.inner().ffi.release_on(self.open.handle, stream.raw) }
+        unsafe { self.inner().ffi.release_on(self.open.handle, site.stream()) }
     }
 }
 
 impl Drop for Handle {
     /// A graph that safe code captures must not get the release, see [`StreamRef::capturing`]: where it would, the release runs
-    /// on this thread's own stream. If it cannot, the lane stays held.
+    /// on this thread's own stream. If it cannot, the lane's next dispatch does it first.
     fn drop(&mut self) {
-        if !self.open.is_consumed() && self.stream.is_captured() {
-            let _ = self.release_on(&StreamRef::per_thread());
-            self.open.mark_consumed();
+        if self.open.is_consumed() || self.stream.may_capture {
+            return;
         }
+        let stream = self.stream.stream();
+        let released = self.release_on(&stream).or_else(|_| self.release_on(&StreamRef::per_thread()));
+        if released.is_err() {
+            let _captures = stream.captures();
+            self.inner().ffi.release(self.open.handle);
+        }
+        self.open.mark_consumed();
     }
 }
 
@@ -173,7 +179,7 @@ impl Dispatching {
         let (inner, request) = (self.0.inner(), &self.0.request);
         let site = self.0.site("dispatch_receive", stream)?;
         let mut output = output.as_c(inner.rank, &inner.config, &inner.plan, request, &site)?;
-        output.stream = stream.raw;
+        output.stream = site.stream();
         // SAFETY: as in `EpBuffer::enqueue`.
         unsafe { inner.ffi.dispatch_receive(self.0.open.handle, &output, None) }.map(drop)
     }
@@ -249,7 +255,7 @@ impl Dispatched {
         let (rank, config, plan) = (inner.rank, &inner.config, &inner.plan);
         let site = self.0.site("combine", stream)?;
         let mut c_input = input.to_c(rank, config, plan, request, &site)?;
-        c_input.stream = stream.raw;
+        c_input.stream = site.stream();
         if output.is_none() && input.own_weights().is_some_and(|weights| weights.origin.is_some()) {
             let text = "topk_weights of a split combine are read by its receiving half, and their guard ends now: give them at dispatch, or use enqueue_combine";
             return Err(Error::Invalid(Failure::new("combine", rank, text)));
@@ -289,7 +295,7 @@ impl Combining {
         let (inner, request) = (self.0.inner(), &self.0.request);
         let site = self.0.site("combine_receive", stream)?;
         let mut output = output.as_c(inner.rank, &inner.config, &inner.plan, request, &site)?;
-        output.stream = stream.raw;
+        output.stream = site.stream();
         // SAFETY: as in `EpBuffer::enqueue`.
         unsafe { inner.ffi.combine_receive(self.0.open.handle, &output, None) }.map(drop)
     }

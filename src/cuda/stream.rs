@@ -1,6 +1,6 @@
 //! The stream that a call enqueues on.
 
-use std::ffi::c_void;
+use std::ffi::{CStr, c_void};
 use std::marker::PhantomData;
 
 #[cfg(feature = "cudarc")]
@@ -9,16 +9,20 @@ use std::sync::Arc;
 #[cfg(feature = "cudarc")]
 use ::cudarc::driver::CudaStream;
 
-use crate::ffi::Streams;
+use crate::ffi::{Captures, Streams};
 
 /// `cudaStreamPerThread`; the addresses below are those of the legacy default stream.
 const PER_THREAD: usize = 2;
+
+const CAPTURED: &CStr =
+    c"the stream is under capture, and its graph could be launched when memory or the buffer are gone: \
+    use StreamRef::capturing or StreamRef::from_raw, which say what graphs need";
 
 /// A CUDA stream to enqueue on. Not `Send`: the handle of the per-thread default stream means a different stream on
 /// each thread.
 #[derive(Debug, Clone, Copy)]
 pub struct StreamRef<'a> {
-    pub(crate) raw: *mut c_void,
+    pub(super) raw: *mut c_void,
     /// Ordinal of its GPU, where it is known.
     pub(super) device: Option<u32>,
     /// Whether it is one of the GPU's primary context, the only one in which kernels and memory of this crate are.
@@ -114,15 +118,10 @@ impl StreamRef<'_> {
         let _ = streams;
     }
 
-    /// Why a call on this stream must not be enqueued now.
-    pub(super) fn check_capture(&self) -> Result<(), &'static str> {
-        if self.keeper().is_captured() {
-            return Err(
-                "the stream is under capture, and its graph could be launched when memory or the buffer are gone: \
-                        use StreamRef::capturing or StreamRef::from_raw, which say what graphs need",
-            );
-        }
-        Ok(())
+    /// What a call on this stream gets if that is under capture. The C core looks, in the context of the call's GPU: which stream
+    /// the per-thread one is depends on the context.
+    pub(super) fn captures(&self) -> Captures {
+        Captures::new((!self.may_capture).then_some(CAPTURED))
     }
 }
 
@@ -132,38 +131,19 @@ impl StreamRef<'_> {
 pub(super) struct Keeper {
     /// The stream's address.
     at: usize,
-    may_capture: bool,
+    pub(super) may_capture: bool,
     #[cfg(feature = "cudarc")]
     stream: Option<Arc<CudaStream>>,
 }
 
 impl Keeper {
-    /// Whether it is under capture by safe code, which has promised nothing.
-    pub(super) fn is_captured(&self) -> bool {
-        // The legacy default stream is never captured, and must not even be asked while another stream is.
-        !self.may_capture && self.at >= PER_THREAD && self.is_under_capture()
-    }
-
-    #[cfg(feature = "cudarc")]
-    fn is_under_capture(&self) -> bool {
-        use ::cudarc::driver::{result, sys};
-        if let Some(stream) = self.stream.as_ref().filter(|_| self.at == PER_THREAD) {
-            // Which one it is depends on the current context. An error is an earlier one, which belongs to the program.
-            let context = stream.context();
-            if let Err(earlier) = context.bind_to_thread() {
-                let _ = context.bind_to_thread();
-                context.record_err(Err::<(), _>(earlier));
-            }
+    /// The stream, on which a call has been accepted.
+    pub(super) fn stream(&self) -> StreamRef<'_> {
+        StreamRef {
+            may_capture: self.may_capture,
+            #[cfg(feature = "cudarc")]
+            owner: self.stream.as_ref(),
+            ..StreamRef::unowned(std::ptr::without_provenance_mut(self.at))
         }
-        // SAFETY: it is a stream that exists: it is kept, or the thread's own. (The driver is there: so is a buffer on the GPU.)
-        let status = unsafe { result::stream::is_capturing(std::ptr::without_provenance_mut(self.at)) };
-        // A capture that was invalidated gives no graph.
-        status == Ok(sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE)
-    }
-
-    /// Without cudarc only unsafe code captures.
-    #[cfg(not(feature = "cudarc"))]
-    fn is_under_capture(&self) -> bool {
-        false
     }
 }

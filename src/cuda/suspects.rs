@@ -29,7 +29,7 @@ pub(crate) fn enqueue_suspects(
     // SAFETY: there is a place for each rank. That the memory stays until the work has run, and that the stream is one of
     // this GPU, is promised by whoever made the view and the stream, or ensured by the view's guard, which is dropped
     // after this.
-    unsafe { floor.suspects(out.cast(), stream.raw) }
+    unsafe { floor.suspects(out.cast(), site.stream()) }
 }
 
 impl EpBuffer {

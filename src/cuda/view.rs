@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 
 use super::stream::StreamRef;
 use crate::error::{Error, Failure, Result};
-use crate::ffi::Floor;
+use crate::ffi::{Captures, Floor};
 use crate::tensor::sealed::{self, Matrix};
 use crate::tensor::{DType, View};
 
@@ -134,11 +134,13 @@ pub(super) fn address(ptr: u64) -> *const u8 {
     std::ptr::with_exposed_provenance(ptr as usize)
 }
 
-/// The GPU and the stream that an operation is enqueued on.
+/// The GPU and the stream that an operation is enqueued on. The call that enqueues is made while this exists.
 #[derive(Debug)]
+#[must_use]
 pub struct Site {
     device: u32,
     stream: *mut c_void,
+    _captures: Captures,
 }
 
 impl Site {
@@ -149,7 +151,7 @@ impl Site {
             _ if !stream.is_primary => format!(
                 "the stream is one of a context that is not the primary one of GPU {device}: make it with CudaContext::new({device})"
             ),
-            _ => return Ok(Self { device, stream: stream.raw }),
+            _ => return Ok(Self { device, stream: stream.raw, _captures: stream.captures() }),
         };
         Err(Error::Invalid(Failure::new(operation, rank, text)))
     }
@@ -162,14 +164,17 @@ impl Site {
         stream: &StreamRef<'_>,
     ) -> Result<Self> {
         let site = Self::new(operation, rank, device, stream)?;
-        stream.check_capture().map_err(|text| Error::State(Failure::new(operation, rank, text)))?;
         stream.keep_in(owner.streams());
         Ok(site)
     }
 
+    pub(crate) fn stream(&self) -> *mut c_void {
+        self.stream
+    }
+
     /// Checks that a view was made for this GPU and stream.
     pub(crate) fn admit(&self, name: &str, origin: Option<Origin>) -> Result<(), String> {
-        let Self { device, stream } = *self;
+        let Self { device, stream, .. } = *self;
         match origin {
             Some(origin) if origin.device != device => {
                 let of = origin.device;
@@ -194,7 +199,7 @@ mod tests {
     #[test]
     fn streams_of_other_gpus_and_contexts_are_refused() {
         let mut stream = StreamRef::legacy();
-        Site::new("dispatch", 0, 1, &stream).unwrap();
+        drop(Site::new("dispatch", 0, 1, &stream).unwrap());
         stream.is_primary = false;
         let error = Site::new("dispatch", 0, 1, &stream).unwrap_err();
         assert!(

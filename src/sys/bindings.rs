@@ -1859,6 +1859,15 @@ unsafe extern "C" {
     pub fn epw_release(buffer: *mut epw_buffer, handle: epw_handle) -> epw_status;
 }
 unsafe extern "C" {
+    /** From now on, calls of the calling thread for buffers and communicators are refused if their stream is under
+ capture: EPW_ERR_STATE with the text `why`, which must stay valid. NULL, as at first: they are captured.
+ Returns what was set before. For callers that cannot promise that a graph is launched only while what it
+ uses is there.*/
+    pub fn epw_refuse_captures(
+        why: *const ::core::ffi::c_char,
+    ) -> *const ::core::ffi::c_char;
+}
+unsafe extern "C" {
     /** epw_release on a given stream; epw_release itself uses the one of the handle's last call. The host device
  ignores `stream`.*/
     pub fn epw_release_on(

@@ -508,6 +508,45 @@ static void captures_neither_wait_nor_record(void) {
     destroy(&g);
 }
 
+static void calls_that_must_not_be_captured_are_refused(void) {
+    group g = make_gpu_group();
+    epw_buffer *b = g.of[0];
+    const char *why = "graphs outlive the buffer";
+    epw_dispatch_input in = input_on(FIRST_STREAM, 1);
+    epw_combine_input answer = EPW_COMBINE_INPUT_INIT;
+    int32_t suspects[2];
+    uint32_t epoch;
+    epw_handle handle = dispatch_on(b, FIRST_STREAM, 0), other;
+    answer.expert_out = rows;
+    answer.stream = FIRST_STREAM;
+    fake.captured = 1;
+    CHECK(epw_refuse_captures(why) == NULL);
+    REFUSED(epw_dispatch(b, &in, NULL, &other, NULL), EPW_ERR_STATE, "dispatch", 0, -1, why);
+    REFUSED(epw_combine(b, handle, &answer, NULL, NULL), EPW_ERR_STATE, "combine", 0, -1, why);
+    REFUSED(epw_release_on(b, handle, SECOND_STREAM), EPW_ERR_STATE, "release", 0, -1, why);
+    REFUSED(epw_stream_wait(b, handle, SECOND_STREAM), EPW_ERR_STATE, "stream_wait", 0, -1, why);
+    REFUSED(epw_checkpoint(b, 0, FIRST_STREAM, &epoch), EPW_ERR_STATE, "checkpoint", 0, -1, why);
+    REFUSED(epw_buffer_suspects(b, suspects, FIRST_STREAM), EPW_ERR_STATE, "suspects", 0, -1, why);
+    CHECK(fake.launches == 1 && fake.waits == 0 && fake.depth == 0);
+    CHECK_OK(epw_release_on(b, handle, NULL)); /* the legacy default stream is never captured */
+    CHECK(fake.launches == 2 && fake.stream == NULL);
+    fake.captured = 0;
+    handle = dispatch_on(b, FIRST_STREAM, 0);
+    fake.captured = 1;
+    CHECK_OK(epw_release(b, handle));
+    CHECK_MSG(fake.launches == 3 && kernels.quiet_releases == 0, "%d launches", fake.launches);
+    fake.captured = 0;
+    handle = dispatch_on(b, FIRST_STREAM, 0);
+    CHECK_MSG(fake.launches == 5 && kernels.quiet_releases == 1, "%d launches", fake.launches);
+    fake.captured = 1;
+    CHECK(epw_refuse_captures(NULL) == why);
+    CHECK_OK(epw_release(b, handle));
+    CHECK(fake.launches == 6);
+    fake.captured = 0;
+    destroy(&g);
+    CHECK(fake.depth == 0);
+}
+
 /* A handle is given up even if nothing can be enqueued, and the lane's next dispatch first enqueues the
  * release: the handle's work may have run, in an earlier graph or outside one. */
 static void a_release_under_an_invalidated_capture_is_owed(void) {
@@ -930,6 +969,7 @@ int main(void) {
     suspects_are_told_behind_what_the_stream_does();
     a_handle_spans_two_captures();
     captures_neither_wait_nor_record();
+    calls_that_must_not_be_captured_are_refused();
     a_release_under_an_invalidated_capture_is_owed();
     an_owed_release_stands_though_the_dispatch_behind_it_fails();
     a_failed_launch_changes_nothing();

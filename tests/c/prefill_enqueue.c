@@ -146,6 +146,11 @@ static epw_status received(epw_prefill *p, epw_routing *r) {
     return epw_prefill_received(p, r, EPW_PACKED, 1, &rows, NULL, NULL);
 }
 
+static epw_status count(epw_prefill *p, void *stream) {
+    static uint32_t tokens[LOCAL];
+    return epw_prefill_enqueue_count(p, ids, EPW_I32, N, K, NULL, tokens, NULL, NULL, stream);
+}
+
 /* ---- tests ---- */
 
 static void waits_last_until_the_event_is_done(void) {
@@ -384,6 +389,29 @@ static void memory_of_a_captured_routing_is_kept_as_long_as_the_buffer(void) {
     }
 }
 
+static void calls_that_must_not_be_captured_are_refused(void) {
+    epw_prefill *p = make_alone();
+    epw_routing *r = make_routing(p);
+    const char *why = "graphs outlive the buffer";
+    epw_dispatch_input in = input_on(FIRST_STREAM, 0);
+    epw_prefill_output out = EPW_PREFILL_OUTPUT_INIT;
+    out.capacity = N * K;
+    out.stream = FIRST_STREAM;
+    CHECK_OK(epw_prefill_dispatch(p, r, &in, EPW_ROUTE_NEW, EPW_HALF_COUNTS, NULL, NULL));
+    fake.captured = 1;
+    fake.launches = fake.waits = 0;
+    CHECK(epw_refuse_captures(why) == NULL);
+    REFUSED(epw_prefill_receive(p, r, &out, NULL), EPW_ERR_STATE, "receive", 0, -1, why);
+    REFUSED(epw_prefill_stream_wait(p, r, SECOND_STREAM), EPW_ERR_STATE, "stream_wait", 0, -1, why);
+    REFUSED(count(p, SECOND_STREAM), EPW_ERR_STATE, "count", 0, -1, why);
+    CHECK(fake.launches == 0 && fake.waits == 0 && fake.depth == 0);
+    fake.captured = 0;
+    CHECK_OK(epw_prefill_receive(p, r, &out, NULL));
+    CHECK(epw_refuse_captures(NULL) == why);
+    epw_routing_free(r);
+    destroy_alone(p);
+}
+
 /* The memory where counts go still has those of an earlier dispatch. */
 static void captured_counts_are_not_known(void) {
     epw_prefill *p = make_alone();
@@ -516,11 +544,6 @@ static void a_child_frees_routings_of_operations_under_way(void) {
     destroy_alone(p);
 }
 
-static epw_status count(epw_prefill *p, void *stream) {
-    static uint32_t tokens[LOCAL];
-    return epw_prefill_enqueue_count(p, ids, EPW_I32, N, K, NULL, tokens, NULL, NULL, stream);
-}
-
 /* It is behind nothing, and nothing is behind it: no event, though other streams have work of the lanes. */
 static void a_count_has_no_place_among_the_operations_of_a_lane(void) {
     epw_prefill *p = make_alone();
@@ -583,6 +606,7 @@ int main(void) {
     memory_of_a_routing_is_kept_while_its_kernel_may_run();
     memory_of_a_captured_routing_is_kept_as_long_as_the_buffer();
     both_halves_are_in_the_same_graph_or_in_none();
+    calls_that_must_not_be_captured_are_refused();
     captured_counts_are_not_known();
     misaligned_scales_are_refused();
     memory_of_no_rows_is_not_looked_at();

@@ -1,11 +1,12 @@
 //! A step captured once and replayed.
 
 use epwire::cuda::StreamRef;
+use epwire::cudarc::driver::CudaContext;
 use epwire::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use epwire::{EpBuffer, Error};
 use half::bf16;
 
-use crate::world::{Gpu, PATIENT, Step, Tokens, config, ranks};
+use crate::world::{Gpu, OnGpu, PATIENT, Step, Tokens, config, ranks};
 
 pub(crate) fn a_captured_step_replays_with_new_tokens(gpus: u32) {
     ranks(&config(gpus), gpus, true, |buffer| {
@@ -102,6 +103,43 @@ pub(crate) fn a_capture_gets_no_release_by_safe_code(gpus: u32) {
         drop(gpu.end_capture());
         step.enqueue(&gpu, buffer, None).wait_blocking(PATIENT).unwrap();
         assert!(gpu.get(&step.out) == tokens.x, "the release is only in the graph");
+        let errors = buffer.take_errors().unwrap();
+        assert!(errors.records.is_empty() && errors.lost == 0, "{errors:?}");
+    });
+}
+
+/// On the first rank, whose thread has another GPU current meanwhile.
+pub(crate) fn whether_a_stream_is_captured_is_asked_on_its_gpu(gpus: u32) {
+    ranks(&config(gpus).lanes(1), gpus, true, |buffer| {
+        let gpu = Gpu::of(buffer);
+        let elsewhere = CudaContext::new(((buffer.rank() + 1) % gpus) as usize).unwrap();
+        let own = Gpu { context: gpu.context.clone(), stream: gpu.context.per_thread_stream() };
+        // SAFETY: every slice of this context is used on one stream only.
+        unsafe { gpu.context.disable_event_tracking() };
+        let tokens = Tokens::identity(buffer.rank(), gpus);
+        let (sent, mut step) = (OnGpu::new(&own, &tokens), Step::new(&gpu, buffer, &tokens));
+        own.stream.synchronize().unwrap();
+        gpu.stream.synchronize().unwrap();
+        let sent = buffer.enqueue_dispatch_send(sent.dispatch(&own), (&own.stream).into()).unwrap();
+        if buffer.rank() == 0 {
+            own.begin_capture();
+        }
+        elsewhere.bind_to_thread().unwrap();
+        let released = sent.release_on(StreamRef::per_thread());
+        if let Err(refused) = released {
+            let text = refused.error.to_string();
+            assert!(
+                matches!(&refused.error, Error::State(_)) && text.contains("StreamRef::capturing"),
+                "{text}"
+            );
+            assert_eq!(buffer.rank(), 0, "{text}");
+            drop(refused); // and with it the handle, which no stream can release now
+            drop(own.end_capture());
+        } else {
+            assert_ne!(buffer.rank(), 0, "the release was captured");
+        }
+        step.enqueue(&gpu, buffer, None).wait_blocking(PATIENT).unwrap();
+        assert!(gpu.get(&step.out) == tokens.x, "the next dispatch did not release the handle first");
         let errors = buffer.take_errors().unwrap();
         assert!(errors.records.is_empty() && errors.lost == 0, "{errors:?}");
     });

@@ -29,6 +29,10 @@ const TESTS: &[(&str, Test)] = &[
         graph::a_stream_joins_a_capture_and_a_graph_waits_for_calls,
     ),
     ("a_capture_gets_no_release_by_safe_code", graph::a_capture_gets_no_release_by_safe_code),
+    (
+        "whether_a_stream_is_captured_is_asked_on_its_gpu",
+        graph::whether_a_stream_is_captured_is_asked_on_its_gpu,
+    ),
     ("prefill_gives_what_the_host_gives", prefill::prefill_gives_what_the_host_gives),
     ("prefill_over_queues_gives_what_the_host_gives", prefill::prefill_over_queues_gives_what_the_host_gives),
     ("a_captured_prefill_replays_with_new_tokens", prefill_calls::a_captured_prefill_replays_with_new_tokens),

@@ -611,6 +611,7 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void 
 
 cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode *) { return cudaSuccess; }
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
+    stream = resolve(stream);
     const std::lock_guard<std::mutex> guard(stream->lock);
     stream->capture = std::make_shared<Capture>();
     stream->capture->id = ++captures_begun;
@@ -634,7 +635,7 @@ cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatu
     return cudaSuccess;
 }
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *out) {
-    const std::shared_ptr<Capture> capture = stream->capture;
+    const std::shared_ptr<Capture> capture = resolve(stream)->capture;
     if (!capture) return done(cudaErrorIllegalState);
     capture->ended = true;
     for (cudaStream_t s : capture->streams) {

@@ -75,7 +75,7 @@ impl Routing {
         let (inner, shape) = (&*self.shared.inner, &self.shape);
         let site = site(inner, "combine", stream)?;
         let c = input.to_c(inner, shape, &site)?;
-        let c = sys::epw_prefill_combine_input { stream: stream.raw, ..c };
+        let c = sys::epw_prefill_combine_input { stream: site.stream(), ..c };
         let sizes = (shape.tokens, shape.topk, input.width());
         let to = output.map(|output| output.as_c(inner, sizes, &site)).transpose()?;
         // SAFETY: as in `Routing::dispatch`.
@@ -121,7 +121,7 @@ impl PrefillCombining<'_> {
         let invalid = |text| Error::Invalid(Failure::new("combine_receive", inner.rank, text));
         self.held.admit(stream).map_err(invalid)?;
         let to = output.as_c(inner, (shape.tokens, shape.topk, self.width), &site)?;
-        let to = sys::epw_prefill_combine_output { stream: stream.raw, ..to };
+        let to = sys::epw_prefill_combine_output { stream: site.stream(), ..to };
         // SAFETY: as in `Routing::dispatch`; `held` has the guards of the inputs.
         self.routing.shared.enqueue(|routing| unsafe { routing.collect(&to, None) })?;
         self.held.received();

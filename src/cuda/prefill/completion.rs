@@ -60,10 +60,10 @@ impl PrefillCompletion {
     /// [`Completion::wait_on`](crate::cuda::Completion::wait_on), with the routing's calls instead of the lane's.
     pub fn wait_on(&self, stream: StreamRef<'_>) -> Result<()> {
         let state = self.shared.lock();
-        site(&self.shared.inner, "stream_wait", &stream)?;
+        let site = site(&self.shared.inner, "stream_wait", &stream)?;
         self.require_last(&state, "stream_wait")?;
         // SAFETY: it is a stream of the buffer's GPU: its maker promised that, or it was checked.
-        unsafe { state.routing.stream_wait(stream.raw) }
+        unsafe { state.routing.stream_wait(site.stream()) }
     }
 
     fn require_last(&self, state: &State, operation: &str) -> Result<()> {

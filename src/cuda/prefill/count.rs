@@ -101,6 +101,6 @@ impl PrefillBuffer {
         // SAFETY: the ids are a dense matrix of that shape, the lists have the required lengths. The memory stays valid until
         // the work has run: whoever made the views has promised that, or their guards, dropped behind the call, ensure it. The
         // stream is one of the buffer's GPU: its maker promised that, or it was checked.
-        unsafe { inner.ffi.enqueue_count(ids.ptr, shape, &to, stream.raw) }
+        unsafe { inner.ffi.enqueue_count(ids.ptr, shape, &to, site.stream()) }
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::completion::PrefillCompletion;
 use super::memory::PrefillOutput;
 use super::routing::Routing;
-use super::shared::site;
+use super::shared::{ordinal, site};
 use crate::buffer::{Consuming, Dispatch, Refused, Request};
 use crate::config::Payload;
 use crate::cuda::held::Held;
@@ -61,7 +61,7 @@ impl PrefillBuffer {
         mut output: PrefillOutput<'_>,
         stream: StreamRef<'_>,
     ) -> Result<Routing> {
-        site(&self.inner, "dispatch", &stream)?;
+        ordinal(&self.inner, "dispatch")?;
         let mut routing = Routing::kept_or_new(&self.inner, &input)?;
         let how = (sys::EPW_ROUTE_NEW, sys::EPW_HALF_SENDS);
         routing.dispatch(&input, how, Some(&mut output), &stream)?;
@@ -122,7 +122,7 @@ impl PrefillBuffer {
         half: u32,
         stream: StreamRef<'_>,
     ) -> Result<PrefillDispatching<'a>> {
-        site(&self.inner, "dispatch", &stream)?;
+        ordinal(&self.inner, "dispatch")?;
         let mut routing = Routing::kept_or_new(&self.inner, &input)?;
         let half = routing.begin((sys::EPW_ROUTE_NEW, half), input, &stream)?;
         Ok(PrefillDispatching { routing, half })
@@ -301,7 +301,7 @@ impl Half<'_> {
         let invalid = |text| Error::Invalid(Failure::new("dispatch_receive", inner.rank, text));
         self.held.admit(stream).map_err(invalid)?;
         let to = output.as_c(inner, self.payload, self.sideband_bytes, &site)?;
-        let to = sys::epw_prefill_output { stream: stream.raw, ..to };
+        let to = sys::epw_prefill_output { stream: site.stream(), ..to };
         // SAFETY: as in `Routing::dispatch`; `held` has the guards of the inputs.
         routing.shared.enqueue(|routing| unsafe { routing.receive(&to, None) })?;
         self.held.received();

@@ -66,7 +66,7 @@ impl Routing {
         let (inner, request) = (&*self.shared.inner, input.request());
         let site = site(inner, "dispatch", stream)?;
         let c = input.to_c(inner.rank, &inner.config.ep, &site)?;
-        let c = sys::epw_dispatch_input { layout: sys::EPW_EXPERT_MAJOR, stream: stream.raw, ..c };
+        let c = sys::epw_dispatch_input { layout: sys::EPW_EXPERT_MAJOR, stream: site.stream(), ..c };
         let to = output.as_deref_mut();
         let to = to.map(|output| output.as_c(inner, request.payload, request.sideband_bytes, &site));
         let to = to.transpose()?;
