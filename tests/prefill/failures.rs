@@ -197,7 +197,7 @@ fn who_drops_a_dispatch_gives_up_nobody_who_does_not_come() {
         }
         assert_eq!(buffer.membership().unwrap().suspects, Mask::EMPTY);
         if rank == LOST {
-            complete(&block_on(dispatch_when_free(&buffer, &sent, &mut memory)));
+            complete(&block_on(dispatch_when_free(buffer, &sent, &mut memory)));
         } else {
             // It may have sent all of the dispatch that it has dropped. The next one is everybody's.
             let (_, outcome) = block_on(buffer.dispatch(sent.input(), memory.output())).unwrap();
@@ -233,7 +233,7 @@ fn a_sending_half_that_is_dropped_while_it_waits_is_given_up() {
                     assert_eq!(outcome.record.as_ref().map(|record| record.cause), Some(Cause::Partial));
                 }
             }
-            complete(&dispatch_when_free(&buffer, &sent, &mut memory).await);
+            complete(&dispatch_when_free(buffer, &sent, &mut memory).await);
             memory.check_rows(0);
         });
     });
