@@ -81,8 +81,10 @@ impl<'a> TensorMut<'a> {
 fn origin<T>(memory: &impl DeviceSlice<T>, stream: &CudaStream) -> Option<Origin> {
     // A buffer's ordinal never exceeds 32 bits, so this matches none.
     let device = u32::try_from(memory.stream().context().ordinal()).unwrap_or(u32::MAX);
-    let context = stream.context();
-    // Default streams of all contexts have the same address.
-    let ordered = Arc::ptr_eq(memory.stream().context(), context) && context.is_primary();
+    let (context, home) = (stream.context(), memory.stream());
+    // Default streams of all contexts have the same address. In a context without streams of its own cudarc orders nothing.
+    let ordered = Arc::ptr_eq(home.context(), context)
+        && context.is_primary()
+        && (home.cu_stream() == stream.cu_stream() || context.is_in_multi_stream_mode());
     Some(Origin { device, stream: stream.cu_stream().cast(), ordered })
 }

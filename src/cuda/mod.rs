@@ -27,8 +27,9 @@
 //! slice is overwritten or dropped. Tensors of candle (feature `candle-cuda`) are kept until nobody reads them. For views
 //! of raw addresses the caller promises all this ([`TensorRef::from_raw`]).
 //!
-//! cudarc orders nothing in a context in which it has no stream but default ones, so a buffer or communicator keeps a
-//! stream of each context that calls were enqueued in, until it is dropped.
+//! cudarc orders nothing in a context in which it has no streams but default ones and those that it only wraps. There a
+//! slice can be viewed only for its own stream. In other contexts in which calls were enqueued, a buffer or communicator
+//! keeps a stream of its own until it is dropped, so that slices stay in order.
 //!
 //! Addresses are aligned to their element; `x`, `rows`, `expert_out`, `out` and the row stride of `x` to 16 bytes,
 //! `contributions` to 4. Misaligned addresses are refused.

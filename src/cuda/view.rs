@@ -184,8 +184,8 @@ impl Site {
                 "{name} was viewed for another stream than the one enqueued on: make the view with that one"
             )),
             Some(Origin { ordered: false, .. }) => Err(format!(
-                "{name} is memory of another CudaContext than the stream's, and cudarc orders only streams of one: make the \
-                 stream with the context of the memory"
+                "cudarc does not order {name} with this stream: make the stream with the CudaContext of the memory, and do not \
+                 only wrap one, or default ones, in it"
             )),
             _ => Ok(()),
         }

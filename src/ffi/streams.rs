@@ -1,4 +1,4 @@
-//! The streams of cudarc on which the owner of a C object has enqueued calls.
+//! Streams of cudarc, one of each context in which the owner of a C object has enqueued calls.
 
 #[cfg(feature = "cudarc")]
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 #[cfg(feature = "cudarc")]
 use ::cudarc::driver::CudaStream;
 
-/// One stream of each `CudaContext`, until the C object is destroyed. cudarc orders the uses of slices by events only while
-/// their context has a stream that it has made: once the program had dropped its last one, a slice could be freed while a kernel
-/// uses it.
+/// A stream of each `CudaContext`, until the C object is destroyed. cudarc orders the uses of slices by events only while their
+/// context has a stream that it has made: once the program had dropped its last one, a slice could be freed while a kernel uses
+/// it. The streams are of their own, since one of the program's may be one that cudarc has only wrapped.
 #[derive(Debug, Default)]
 pub(crate) struct Streams {
     #[cfg(feature = "cudarc")]
@@ -17,13 +17,17 @@ pub(crate) struct Streams {
 
 #[cfg(feature = "cudarc")]
 impl Streams {
-    /// `stream`: no default stream, since cudarc does not count those.
+    /// Keeps one of the context of this stream, on which a call was enqueued. Of a context without any there is none to keep:
+    /// there calls only use slices of their own stream.
     pub(crate) fn keep(&self, stream: &Arc<CudaStream>) {
+        let context = stream.context();
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        if !kept.iter().any(|other| Arc::ptr_eq(other.context(), stream.context())) {
-            // A context that nobody else has any more has no slices.
-            kept.retain(|other| Arc::strong_count(other) > 1 || Arc::strong_count(other.context()) > 1);
-            kept.push(stream.clone());
+        if !context.is_in_multi_stream_mode() || kept.iter().any(|own| Arc::ptr_eq(own.context(), context)) {
+            return;
         }
+        // A context that nobody else has any more has no slices.
+        kept.retain(|own| Arc::strong_count(own.context()) > 1);
+        // Without memory for one, the program's is better than none.
+        kept.push(context.new_stream().unwrap_or_else(|_| stream.clone()));
     }
 }

@@ -58,8 +58,13 @@ impl Inner {
 
     /// The outcome of an operation that has ended; its traffic is added to the metrics.
     pub(crate) fn ended(&self, outcome: &sys::epw_outcome, reader: Reader) -> Result<Outcome> {
-        self.told.tell(&*self.ffi, self.rank, self.plan.ranks);
+        self.tell();
         Outcome::of(&*self.ffi, outcome, reader)
+    }
+
+    /// Adds the traffic to the metrics. On a GPU this may wait for a copy.
+    pub(crate) fn tell(&self) {
+        self.told.tell(&*self.ffi, self.rank, self.plan.ranks);
     }
 
     /// Refuses a call that has another form for buffers on GPUs.

@@ -145,12 +145,32 @@ pub(crate) fn a_view_is_good_for_its_stream_only(gpus: u32) {
         let x = GpuRef::from_slice(&memory, HIDDEN, &default);
         let input = Dispatch::new(x, gpu.view(&sent.ids, TOPK));
         let error = buffer.enqueue_dispatch_send(input, StreamRef::legacy()).unwrap_err();
-        assert!(matches!(&error, Error::Invalid(f) if f.text.contains("another CudaContext")), "{error}");
+        assert!(
+            matches!(&error, Error::Invalid(f) if f.text.contains("does not order x with this stream")),
+            "{error}"
+        );
         // A refused call holds no lane. On another stream the lane's next step waits for the previous one.
         let first = step(&gpu, buffer, &tokens).1;
         let elsewhere = Gpu { stream: other, ..Gpu::of(buffer) };
         assert_exact(&elsewhere, &step(&elsewhere, buffer, &tokens), &tokens);
         assert!(gpu.get(&first) == tokens.x);
+    });
+}
+
+pub(crate) fn a_stream_that_is_only_wrapped_takes_its_own_slices(gpus: u32) {
+    ranks(&config(gpus), gpus, true, |buffer| {
+        let gpu = Gpu::of(buffer);
+        let context = CudaContext::new(gpu.context.ordinal()).unwrap(); // cudarc has made no stream in this one
+        // SAFETY: it is a stream of the same GPU, lives longer, and has nothing else to do.
+        let wrapped = unsafe { context.wrap_borrowed_stream(gpu.stream.cu_stream()) };
+        let mut suspects = context.default_stream().alloc_zeros::<i32>(gpus as usize).unwrap();
+        let view = epwire::cuda::TensorMut::from_slice(&mut suspects, &wrapped);
+        let error = buffer.enqueue_suspects(view, (&wrapped).into()).unwrap_err();
+        assert!(matches!(&error, Error::Invalid(f) if f.text.contains("does not order")), "{error}");
+        let mut suspects = wrapped.alloc_zeros::<i32>(gpus as usize).unwrap();
+        let view = epwire::cuda::TensorMut::from_slice(&mut suspects, &wrapped);
+        buffer.enqueue_suspects(view, (&wrapped).into()).unwrap();
+        gpu.stream.synchronize().unwrap();
     });
 }
 

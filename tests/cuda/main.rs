@@ -59,6 +59,10 @@ const TESTS: &[(&str, Test)] = &[
     ("a_view_is_good_for_its_stream_only", calls::a_view_is_good_for_its_stream_only),
     ("a_slice_may_be_dropped_after_the_call", calls::a_slice_may_be_dropped_after_the_call),
     ("a_call_does_not_hide_an_earlier_reader", calls::a_call_does_not_hide_an_earlier_reader),
+    (
+        "a_stream_that_is_only_wrapped_takes_its_own_slices",
+        calls::a_stream_that_is_only_wrapped_takes_its_own_slices,
+    ),
     ("a_buffer_keeps_a_stream_of_its_calls", calls::a_buffer_keeps_a_stream_of_its_calls),
     ("every_collective_gives_what_the_host_gives", comms::every_collective_gives_what_the_host_gives),
     (

@@ -40,18 +40,24 @@ impl PrefillCompletion {
     /// feature `metrics` it copies the counts of what was moved from the GPU, at most every 100 ms, as
     /// [`Completion::outcome`](crate::cuda::Completion::outcome) does.
     pub fn outcome(&self) -> Result<Option<Outcome>> {
-        self.look(&self.shared.lock())
+        let ended = self.look(&self.shared.lock())?;
+        if ended.is_some() {
+            self.shared.inner.tell();
+        }
+        Ok(ended)
     }
 
     /// Waits on this thread until it has run, [`Error::Timeout`] if `timeout` passes first: wait again, or look at what
     /// is enqueued before it. A wait for peers that make no progress ends within the operation's deadline by itself.
     /// Not for a thread that serves an async executor.
     pub fn wait_blocking(&self, timeout: Duration) -> Result<Outcome> {
-        self.shared.wait_blocking(timeout, |state| self.look(state))
+        let outcome = self.shared.wait_blocking(timeout, |state| self.look(state))?;
+        self.shared.inner.tell();
+        Ok(outcome)
     }
 
-    /// [`PrefillCompletion::wait_blocking`] without blocking the executor: the progress thread looks. Dropping the future
-    /// gives up waiting, nothing else.
+    /// [`PrefillCompletion::wait_blocking`] without blocking the executor: the progress thread looks, and no counts are
+    /// copied. Dropping the future gives up waiting, nothing else.
     pub async fn wait(&self, timeout: Duration) -> Result<Outcome> {
         self.shared.wait(timeout, |state| self.look(state)).await
     }
@@ -78,7 +84,7 @@ impl PrefillCompletion {
         let inner = &self.shared.inner;
         let mut outcome = ffi::empty_outcome();
         let progress = self.poll(state, &mut outcome)?;
-        (progress == Progress::Done).then(|| inner.ended(&outcome, Reader::Program)).transpose()
+        (progress == Progress::Done).then(|| Outcome::of(&*inner.ffi, &outcome, Reader::Program)).transpose()
     }
 
     fn poll(&self, state: &State, outcome: &mut sys::epw_outcome) -> Result<Progress> {
