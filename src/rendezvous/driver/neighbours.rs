@@ -4,10 +4,11 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::sleep;
 
@@ -34,7 +35,15 @@ pub(crate) fn process_space() -> &'static str {
 #[derive(Debug)]
 pub(super) struct Neighbours {
     heartbeat: Heartbeat,
-    watched: BTreeMap<u32, (u128, AbortHandle)>,
+    watched: BTreeMap<u32, Watched>,
+}
+
+#[derive(Debug)]
+struct Watched {
+    member: u128,
+    /// Notified when the server lists the member again.
+    listed: Arc<Notify>,
+    task: AbortHandle,
 }
 
 impl Neighbours {
@@ -43,31 +52,33 @@ impl Neighbours {
     }
 
     /// These members have taken their places: those with the same kernel are watched from now on, and earlier members
-    /// of their places no longer.
+    /// of their places no longer. The server does not know of the death of a member that it lists.
     pub(super) fn seated(&mut self, members: &[Identity], later: &Later) {
         for member in members {
-            if self.watched.get(&member.rank).is_some_and(|(watched, _)| *watched == member.member) {
+            if let Some(watched) = self.watched.get(&member.rank).filter(|it| it.member == member.member) {
+                watched.listed.notify_waiters();
                 continue;
             }
             self.forget(member.rank);
             if is_beside(member) {
-                let watch = watch(member.clone(), later.clone(), self.heartbeat);
-                let handle = tokio::spawn(watch).abort_handle();
-                self.watched.insert(member.rank, (member.member, handle));
+                let listed = Arc::<Notify>::default();
+                let watch = watch(member.clone(), later.clone(), self.heartbeat, listed.clone());
+                let task = tokio::spawn(watch).abort_handle();
+                self.watched.insert(member.rank, Watched { member: member.member, listed, task });
             }
         }
     }
 
     fn forget(&mut self, rank: u32) {
-        if let Some((_, handle)) = self.watched.remove(&rank) {
-            handle.abort();
+        if let Some(watched) = self.watched.remove(&rank) {
+            watched.task.abort();
         }
     }
 }
 
 impl Drop for Neighbours {
     fn drop(&mut self) {
-        self.watched.values().for_each(|(_, handle)| handle.abort());
+        self.watched.values().for_each(|watched| watched.task.abort());
     }
 }
 
@@ -77,19 +88,23 @@ fn is_beside(member: &Identity) -> bool {
 }
 
 /// Waits until the process of a member has ended, and reports it to the group. Repeats that for two leases, because a
-/// report is lost while the server is being replaced.
-async fn watch(member: Identity, later: Later, heartbeat: Heartbeat) {
+/// report is lost while the server is being replaced, and again whenever the server still lists the member.
+async fn watch(member: Identity, later: Later, heartbeat: Heartbeat, listed: Arc<Notify>) {
     let Ok(()) = end(member.pid).await else { return };
     let Identity { rank, member, .. } = member;
     let again = heartbeat.interval.max(heartbeat.lease / 10);
     let times = 1 + (2 * heartbeat.lease).as_micros() / again.as_micros().max(1);
-    for _ in 0..times {
-        let Some(commands) = later.0.upgrade() else { return };
-        if commands.send(Command::Tell(Notice::Ended { rank, member })).await.is_err() {
-            return;
+    loop {
+        let listed = listed.notified(); // also if that happens during the reports
+        for _ in 0..times {
+            let Some(commands) = later.0.upgrade() else { return };
+            if commands.send(Command::Tell(Notice::Ended { rank, member })).await.is_err() {
+                return;
+            }
+            drop(commands);
+            sleep(again).await;
         }
-        drop(commands);
-        sleep(again).await;
+        listed.await;
     }
 }
 
@@ -113,6 +128,9 @@ mod tests {
     use std::process::{Child, Command as Program, Stdio};
     use std::time::{Duration, Instant};
 
+    use tokio::sync::mpsc;
+    use tokio::time::timeout;
+
     use super::*;
     use crate::group::{Group, GroupOptions};
     use crate::rendezvous::RankState;
@@ -120,6 +138,21 @@ mod tests {
     use crate::rendezvous::wire::{Fields, Join, PROTOCOL_VERSION, Request};
 
     const SECOND: Duration = Duration::from_secs(1);
+
+    /// The member of rank 1, whose process is `child`.
+    fn identity(child: &Child, space: &str) -> Identity {
+        Identity {
+            rank: 1,
+            member: 77,
+            host: "here".to_owned(),
+            pid: child.id(),
+            process_space: space.to_owned(),
+        }
+    }
+
+    fn process() -> Child {
+        Program::new("sleep").arg("60").stdin(Stdio::null()).spawn().unwrap()
+    }
 
     /// Joins as the member of rank 1, whose process is `child`, over a connection that this process holds.
     fn join_as(child: &Child, space: &str, address: &str) -> Client {
@@ -133,13 +166,7 @@ mod tests {
             heartbeat,
         };
         let client = block_on("connect", Client::connect(options)).unwrap();
-        let identity = Identity {
-            rank: 1,
-            member: 77,
-            host: "here".to_owned(),
-            pid: child.id(),
-            process_space: space.to_owned(),
-        };
+        let identity = identity(child, space);
         let join = Join {
             version: PROTOCOL_VERSION,
             run_id,
@@ -169,7 +196,7 @@ mod tests {
     fn dies_beside(space: &str, limit: Duration) -> bool {
         let server = Server::bind_blocking("127.0.0.1:0", ServerOptions::new("run", 2)).unwrap();
         let address = server.local_addr().to_string();
-        let mut child = Program::new("sleep").arg("60").stdin(Stdio::null()).spawn().unwrap();
+        let mut child = process();
         let (group, client) = std::thread::scope(|scope| {
             let group = scope.spawn(|| {
                 Group::join_blocking(GroupOptions::new(0, 2, address.as_str()).run_id("run")).unwrap()
@@ -188,6 +215,28 @@ mod tests {
     #[test]
     fn a_process_that_ends_is_told_of_though_its_connection_stays() {
         assert!(dies_beside(process_space(), 20 * SECOND));
+    }
+
+    /// The server lists its members to a client that comes back. This one was away for longer than reports are repeated.
+    #[tokio::test]
+    async fn a_death_is_told_again_to_a_server_that_does_not_know_of_it() {
+        let mut child = process();
+        let member = identity(&child, process_space());
+        let (commands, mut told) = mpsc::channel(64);
+        let later = Later(commands.downgrade());
+        let heartbeat = Heartbeat::default().interval(SECOND / 100).lease(SECOND / 100);
+        let mut neighbours = Neighbours::new(heartbeat);
+        neighbours.seated(std::slice::from_ref(&member), &later);
+        neighbours.seated(std::slice::from_ref(&member), &later);
+        assert!(timeout(SECOND / 2, told.recv()).await.is_err(), "it lives");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        for _ in 0..2 {
+            let first = timeout(20 * SECOND, told.recv()).await.unwrap();
+            assert!(matches!(first, Some(Command::Tell(Notice::Ended { rank: 1, member: 77 }))), "{first:?}");
+            while timeout(SECOND / 2, told.recv()).await.is_ok() {}
+            neighbours.seated(std::slice::from_ref(&member), &later);
+        }
     }
 
     /// A process id of another kernel means nothing here.
