@@ -39,6 +39,9 @@ pub(super) struct Carrier {
 enum Link {
     Up {
         connection: FrameStream,
+        /// The former connections. They must not be closed before the server knows this one: it would take the member
+        /// for dead, and forget the calls and answers of any other client.
+        former: Vec<FrameStream>,
         /// A resume that the server has not answered yet.
         resuming: Option<Resuming>,
     },
@@ -56,8 +59,6 @@ struct Resuming {
     id: u64,
     /// The member that the server belongs to, if it belongs to one.
     host: Option<Host>,
-    /// The former connections. They must not be closed yet: the server would take the member for dead.
-    former: Vec<FrameStream>,
     ended: Option<Host>,
 }
 
@@ -101,7 +102,7 @@ impl Carrier {
             calls: Calls::default(),
             member: false,
             left: None,
-            link: Link::Up { connection: FrameStream::new(stream), resuming: None },
+            link: Link::Up { connection: FrameStream::new(stream), former: Vec::new(), resuming: None },
             silence: Silence::of(heartbeat),
         };
         carrier.reached(carrier.host());
@@ -220,7 +221,12 @@ impl Carrier {
                     self.neighbours.seated(&members, &self.told.later);
                 }
             }
-            Frame::Opened { .. } | Frame::Pong {} => {}
+            Frame::Pong {} => {
+                if let Link::Up { former, resuming: None, .. } = &mut self.link {
+                    former.clear();
+                }
+            }
+            Frame::Opened { .. } => {}
             Frame::Servers { hosts } => {
                 if let Some(ways) = &mut self.ways {
                     let addresses = hosts.iter().map(|host| host.address.clone()).collect();
@@ -253,10 +259,10 @@ impl Carrier {
     }
 
     fn answered(&mut self, id: u64, result: Result<Reply, BootstrapError>) -> Option<End> {
-        if let Link::Up { resuming, .. } = &mut self.link
-            && let Some(Resuming { host, former, .. }) = resuming.take_if(|resuming| resuming.id == id)
+        if let Link::Up { former, resuming, .. } = &mut self.link
+            && let Some(Resuming { host, .. }) = resuming.take_if(|resuming| resuming.id == id)
         {
-            drop(former);
+            former.clear();
             if let Err(error) = result {
                 // A member that has asked to leave, and whose answer was lost with the server, has left.
                 let asked = self.left.take().map(|(reply, _)| reply).or_else(|| self.calls.take_leave());
@@ -346,12 +352,13 @@ impl Carrier {
         let Some(ways) = &self.ways else { return Some(End::Over(detail)) };
         let search = Search::begin(ways, self.host().filter(|_| closed));
         let (former, ended) = match std::mem::replace(&mut self.link, Link::nowhere()) {
-            Link::Up { connection, resuming: Some(Resuming { mut former, ended, .. }) } => {
-                // The server may have read the resume.
-                former.extend((!closed).then_some(connection));
-                (former, ended)
+            Link::Up { connection, mut former, resuming } => {
+                // The server may have read what was sent over it.
+                if former.is_empty() || !closed {
+                    former.push(connection);
+                }
+                (former, resuming.and_then(|resuming| resuming.ended))
             }
-            Link::Up { connection, resuming: None } => (vec![connection], None),
             Link::Down { former, ended, .. } => (former, ended),
         };
         self.link = Link::Down { detail, search, former, ended };
@@ -405,12 +412,12 @@ impl Carrier {
             if let Some(Host { rank, member, .. }) = &ended {
                 say(Frame::Notice { notice: Notice::Ended { rank: *rank, member: *member } });
             }
-            resuming = Some(Resuming { id, host, former, ended });
+            resuming = Some(Resuming { id, host, ended });
         } else {
             self.reached(host);
         }
         self.calls.unanswered().for_each(say);
-        self.link = Link::Up { connection, resuming };
+        self.link = Link::Up { connection, former, resuming };
     }
 
     /// The server no longer needs this member.

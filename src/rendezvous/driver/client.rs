@@ -352,6 +352,41 @@ mod tests {
         drop(timeout(Duration::from_secs(60), async { tokio::join!(served, joining) }).await.unwrap());
     }
 
+    /// The server forgets the calls of a client that is no member when its connection closes, unless it knows another.
+    #[tokio::test]
+    async fn no_connection_of_a_client_closes_before_the_server_has_answered_over_the_next() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let beat = Heartbeat::default().interval(Duration::from_millis(10));
+        let address = listener.local_addr().unwrap().to_string();
+        let options = ClientOptions::new(address, "run").heartbeat(beat);
+        let served = async {
+            let mut former = accept(&listener).await;
+            let id = asked(&mut former).await;
+            // The client gives up a server that sends what does not belong there.
+            write_frame(&mut former, &Frame::Ping { received: 0 }).await.unwrap();
+            let mut next = accept(&listener).await;
+            assert_eq!(asked(&mut next).await, id);
+            for _ in 0..2 {
+                let beat = read_frame(&mut next, OPEN_LIMIT).await.unwrap();
+                assert!(matches!(beat, Frame::Ping { .. }), "{beat:?}");
+                assert!(!is_closed(&former));
+            }
+            write_frame(&mut next, &Frame::Pong {}).await.unwrap();
+            while !is_closed(&former) {
+                former.readable().await.unwrap();
+            }
+            write_frame(&mut next, &Frame::Answer { id, result: Ok(Reply::Sum { sum: 1 }) }).await.unwrap();
+            next
+        };
+        let adding = async {
+            let client = Client::connect(options).await.unwrap();
+            let add = Request::Add { key: "n".to_owned(), amount: 1 };
+            client.call("test", add, Duration::from_secs(60)).await.unwrap();
+            client
+        };
+        drop(timeout(Duration::from_secs(60), async { tokio::join!(served, adding) }).await.unwrap());
+    }
+
     /// Serves the next client that connects.
     async fn accept(listener: &TcpListener) -> TcpStream {
         let (mut stream, _) = listener.accept().await.unwrap();
