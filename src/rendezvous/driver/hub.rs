@@ -116,7 +116,7 @@ struct Desk {
     #[cfg(feature = "succession")]
     former: Former,
     clients: HashMap<SessionId, Client>,
-    /// The servers that can take over, if several can.
+    /// The servers that vote, if the ledger is shared: those that can take over, and this one.
     servers: Vec<Host>,
     /// The ids of the clients' servers, for clients that have one.
     listeners: HashMap<SessionId, u128>,
@@ -288,7 +288,7 @@ impl Desk {
                 if let Service::Refers { leader } = &*self.service.borrow() {
                     return outlet.say(Frame::Refer { leader: leader.clone() });
                 }
-                if self.servers.len() > 1 {
+                if !self.servers.is_empty() {
                     outlet.say(Frame::Servers { hosts: self.servers.clone() });
                 }
                 self.clients.insert(session, Client { link, outlet, received: 0 });
@@ -471,8 +471,8 @@ mod tests {
     const MINUTE: Duration = Duration::from_secs(60);
     const LEASE: Duration = Duration::from_secs(5);
 
-    /// A hub for two ranks, and the tasks of its connections.
-    fn hub() -> (Hub, JoinSet<()>) {
+    /// For two ranks.
+    fn machine() -> Machine {
         let settings = Settings {
             run_id: String::new(),
             world: 2,
@@ -481,7 +481,12 @@ mod tests {
             lease: LEASE,
             arbiter: false,
         };
-        (Hub::alone(Machine::new(settings).unwrap(), &ServerOptions::new("", 2)), JoinSet::new())
+        Machine::new(settings).unwrap()
+    }
+
+    /// A hub, and the tasks of its connections.
+    fn hub() -> (Hub, JoinSet<()>) {
+        (Hub::alone(machine(), &ServerOptions::new("", 2)), JoinSet::new())
     }
 
     async fn connect(hub: &Hub, served: &mut JoinSet<()>, session: u64) -> DuplexStream {
@@ -493,6 +498,18 @@ mod tests {
             panic!("not opened")
         };
         near
+    }
+
+    /// One that comes back may still know servers that have stopped voting meanwhile.
+    #[test]
+    fn who_connects_is_told_the_servers_even_if_only_one_is_left() {
+        let (says, _service) = watch::channel(Service::Serves { host: None });
+        let mut desk = Desk::new(Ledger::alone(machine()), None, says, Heartbeat::default());
+        desk.servers = vec![Host { rank: 0, member: 1, address: "a".to_owned() }];
+        let ((frames, mut queue), view) = (mpsc::channel(8), watch::channel(None).0);
+        desk.take(News::Opened { session: 3, link: 0, outlet: Outlet { frames, view } });
+        let Ok(Queued::Frame(Frame::Servers { hosts })) = queue.try_recv() else { panic!("not told") };
+        assert_eq!(hosts, desk.servers);
     }
 
     async fn ask(stream: &mut DuplexStream, id: u64, request: Request) {
