@@ -71,7 +71,9 @@ struct State {
     called_off: Option<(u64, BootstrapError)>,
     /// When the program last asked for a step.
     asked: Option<Instant>,
-    /// The ranks already reported to the group as silent in the current epoch.
+    /// The ranks to report to the group as silent, or out of step, in the current epoch.
+    suspicious: Mask,
+    /// Those of them that have been reported.
     doubted: Mask,
     /// The ranks that the followers had given up at the last step, in the current epoch.
     given_up: Mask,
@@ -85,6 +87,11 @@ impl State {
     fn seat(&mut self, members: &[Identity]) {
         self.roster.extend(members.iter().map(|member| (member.rank, member.clone())));
     }
+
+    /// They concern the former epoch.
+    fn forget_doubts(&mut self) {
+        (self.suspicious, self.doubted, self.given_up) = Default::default();
+    }
 }
 
 impl Course {
@@ -96,6 +103,7 @@ impl Course {
             news: 0,
             called_off: None,
             asked: None,
+            suspicious: Mask::EMPTY,
             doubted: Mask::EMPTY,
             given_up: Mask::EMPTY,
             account: Account::default(),
@@ -237,7 +245,7 @@ impl Course {
             let mut state = self.state();
             let before = state.pace.current().mask;
             state.pace.applied(*decision);
-            (state.doubted, state.given_up) = (Mask::EMPTY, Mask::EMPTY);
+            state.forget_doubts();
             let Decision { mask: members, epoch, .. } = *decision;
             let (entered, left) = (members.minus(&before), before.minus(&members));
             let (took, waiting) = state.account.begin(epoch);
@@ -275,8 +283,9 @@ impl Course {
         }
     }
 
-    /// What to report to the group about peers that are silent, or have begun this epoch at another step.
-    pub(super) fn doubts(&self) -> Option<Notice> {
+    /// The peers to report to the group because they are silent, or have begun this epoch at another step: until
+    /// [`Course::doubted`] is called.
+    pub(super) fn doubts(&self) -> Option<(u32, Mask)> {
         let (current, former) = {
             let state = self.state();
             (state.pace.current(), state.given_up)
@@ -296,14 +305,23 @@ impl Course {
         if state.pace.current().epoch != epoch {
             return None; // another call has begun a membership meanwhile
         }
-        let peers = suspicious.minus(&state.doubted);
-        state.doubted = state.doubted.or(&peers);
+        state.suspicious = state.suspicious.or(&suspicious);
+        let peers = state.suspicious.minus(&state.doubted);
         let former = std::mem::replace(&mut state.given_up, given_up);
         drop(state);
         if former != given_up {
             self.sight.has_given_up(&given_up);
         }
-        (!peers.is_empty()).then_some(Notice::Doubt { epoch, peers })
+        (!peers.is_empty()).then_some((epoch, peers))
+    }
+
+    /// The notice that reports these peers, which is being sent.
+    pub(super) fn doubted(&self, epoch: u32, peers: Mask) -> Notice {
+        let mut state = self.state();
+        if state.pace.current().epoch == epoch {
+            state.doubted = state.doubted.or(&peers);
+        }
+        Notice::Doubt { epoch, peers }
     }
 
     /// The ranks that the followers have given up in the current epoch, and for each follower the experts that it
@@ -352,7 +370,7 @@ impl Attendant for Course {
         state.roster.clear();
         state.seat(&joined.roster);
         state.pace = Pace::joined(self.rank, &joined.view, self.lead);
-        (state.doubted, state.given_up) = (Mask::EMPTY, Mask::EMPTY);
+        state.forget_doubts();
         state.account = Account::default();
         state.change = None;
         let current = state.pace.current();

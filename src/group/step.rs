@@ -60,8 +60,8 @@ impl Group {
         const OP: &str = "begin a step";
         let Self { inner, deadline } = self;
         let began = Instant::now();
-        if let Some(doubts) = inner.course.doubts() {
-            inner.client.tell(doubts).await;
+        if let Some((epoch, peers)) = inner.course.doubts() {
+            inner.client.tell(|| inner.course.doubted(epoch, peers)).await;
         }
         loop {
             let (next, change, seen) = inner.course.next();
@@ -71,7 +71,7 @@ impl Group {
                 Next::Wait => {
                     let waits = inner.course.waits();
                     if waits {
-                        inner.client.tell(Notice::Ready {}).await;
+                        inner.client.tell(|| Notice::Ready {}).await;
                     }
                     inner.client.news(OP, seen, began, *deadline).await?;
                     if let Some(error) = inner.course.called_off(seen).filter(|_| waits) {

@@ -1,16 +1,19 @@
 //! Members with buffers, as threads of this process, and failures that only the library itself can cause.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use half::bf16;
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::course::Course;
+use super::follower::{Follower, GivenUp};
 use super::*;
+use crate::cause::Cause;
 use crate::rendezvous::driver::{Client, Heartbeat};
-use crate::rendezvous::wire::{Ask, Frame, encode};
+use crate::rendezvous::wire::{Ask, Decision, Frame, Notice, encode};
 use crate::rendezvous::{BootstrapError, View};
 use crate::{
     Combine, CombineOutput, Dispatch, EpBuffer, EpConfig, Error, HostBuffer, Layout, Mask, Payload,
@@ -117,6 +120,71 @@ async fn questions_of_the_group_do_not_prolong_a_step() {
     let Err(Error::Bootstrap(error)) = step else { panic!("{step:?}") };
     let BootstrapError::Timeout { elapsed, deadline, .. } = *error else { panic!("{error}") };
     assert!(deadline == group.deadline && elapsed < deadline + heartbeat.interval, "{elapsed:?}");
+}
+
+/// A follower that has given up rank 1, which was silent.
+#[derive(Debug)]
+struct Silent;
+
+impl Follower for Silent {
+    fn begin(&self, _: &Decision) -> Result<(), Error> {
+        Ok(())
+    }
+    fn revoke(&self, _: &Mask, _: Cause) -> Result<(), Error> {
+        Ok(())
+    }
+    fn given_up(&self) -> Result<GivenUp, Error> {
+        let silent = [1].into_iter().collect();
+        Ok(GivenUp { epoch: 1, peers: silent, silent })
+    }
+    fn experts(&self, _: &Mask) -> Option<Vec<Range<u32>>> {
+        None
+    }
+    fn is_overtaken(&self, _: u32) -> bool {
+        false
+    }
+    fn diverged(&self, _: u32, _: u64) -> Mask {
+        Mask::EMPTY
+    }
+    fn reaches(&self, _: u32, _: Duration) -> bool {
+        true
+    }
+    fn export(&self, _: u32) -> Result<Vec<u8>, Error> {
+        Ok(Vec::new())
+    }
+    fn connect(&self, _: u32, _: &[u8], _: Duration) -> Result<(), Error> {
+        Ok(())
+    }
+}
+
+/// The first call finds no room for what it has to say, and its future is dropped.
+#[tokio::test(start_paused = true)]
+async fn a_doubt_is_told_though_the_call_that_found_it_was_dropped() {
+    let heartbeat = Heartbeat::default();
+    let (near, mut far) = tokio::io::duplex(1 << 16);
+    let mut group = Group::threads(2).unwrap().remove(0);
+    let silent: Arc<dyn Follower> = Arc::new(Silent);
+    group.follow(Arc::downgrade(&silent));
+    let (client, carrier) = Client::attach(near, 7, "the test", heartbeat, View::before(), None);
+    Arc::get_mut(&mut group.inner).unwrap().client = client;
+    let full = async {
+        loop {
+            group.inner.client.tell(|| Notice::Ready {}).await;
+        }
+    };
+    assert!(tokio::time::timeout(heartbeat.interval, full).await.is_err());
+    assert!(tokio::time::timeout(heartbeat.interval, group.step()).await.is_err());
+    let mut carried = tokio::task::JoinSet::new();
+    carried.spawn(carrier);
+    assert_eq!(group.step().await.unwrap().number, 1);
+    let doubt = Notice::Doubt { epoch: 1, peers: [1].into_iter().collect() };
+    let (wanted, mut told) = (encode(&Frame::Notice { notice: doubt }).unwrap(), Vec::new());
+    let arrived = async {
+        while !told.windows(wanted.len()).any(|frame| frame == wanted) {
+            far.read_buf(&mut told).await.unwrap();
+        }
+    };
+    tokio::time::timeout(heartbeat.lease / 2, arrived).await.unwrap();
 }
 
 /// Using nine tenths of the epochs takes years: only the library itself can get there in a test.

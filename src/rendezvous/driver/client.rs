@@ -211,9 +211,12 @@ impl Client {
         self.command(op, wait).await
     }
 
-    /// Sends what needs no answer. It is lost if the server is lost.
-    pub(crate) async fn tell(&self, notice: Notice) {
-        let _ = shielded(self.commands.send(Command::Tell(notice))).await;
+    /// Sends what needs no answer. It is lost if the server is lost. If the future is dropped, `notice` has not been
+    /// called, or what it returned is sent.
+    pub(crate) async fn tell(&self, notice: impl FnOnce() -> Notice) {
+        if let Ok(place) = shielded(self.commands.reserve()).await {
+            place.send(Command::Tell(notice()));
+        }
     }
 
     async fn command<T>(
