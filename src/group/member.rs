@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
@@ -56,7 +56,7 @@ impl Group {
     /// connecting: `Unreachable`, `TokenRequired`, `WrongToken`, `WrongVersion`, `Garbage`; `SilentPeer` once the
     /// deadline has passed.
     pub async fn join(options: GroupOptions) -> Result<Self, BootstrapError> {
-        let began = std::time::Instant::now();
+        let began = Instant::now();
         let member = match options.member_id {
             Some(member) => member,
             None => u128::from_le_bytes(random("choose a member id")?),
@@ -337,19 +337,21 @@ impl Group {
     /// left: where all end together, call [`Group::barrier`] first.
     pub async fn leave(&self) -> Result<(), BootstrapError> {
         const OP: &str = "leave";
+        let began = Instant::now();
+        let rest = || self.deadline.saturating_sub(began.elapsed());
         self.inner.client.call(OP, Request::Leave {}, self.deadline).await?;
         let Some(server) = &self.inner.server else { return Ok(()) };
         // If all leave, there is nothing to hand over.
-        let patience = self.deadline.min(TOGETHER);
-        if server.drained(patience).await.is_empty() || server.succeeded(self.deadline).await {
+        if server.drained(rest().min(TOGETHER)).await.is_empty() || server.succeeded(rest()).await {
             return Ok(());
         }
-        let missing = server.drained(self.deadline - patience).await;
+        let missing = server.drained(rest()).await;
         if missing.is_empty() {
             return Ok(());
         }
-        let (op, deadline) = ("wait for the others to leave".to_owned(), self.deadline);
-        Err(BootstrapError::Timeout { op, elapsed: deadline, deadline, missing: Box::new(missing) })
+        let op = "wait for the others to leave".to_owned();
+        let (elapsed, deadline) = (began.elapsed(), self.deadline);
+        Err(BootstrapError::Timeout { op, elapsed, deadline, missing: Box::new(missing) })
     }
 
     /// [`Group::exchange`] for a plain thread.

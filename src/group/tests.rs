@@ -13,8 +13,14 @@ use super::follower::{Follower, GivenUp};
 use super::*;
 use crate::cause::Cause;
 use crate::rendezvous::driver::{Client, Heartbeat};
+#[cfg(feature = "succession")]
+use crate::rendezvous::driver::{ClientOptions, block_on};
 use crate::rendezvous::wire::{Ask, Decision, Frame, Notice, encode};
+#[cfg(feature = "succession")]
+use crate::rendezvous::wire::{Join, Listener, PROTOCOL_VERSION, Request};
 use crate::rendezvous::{BootstrapError, View};
+#[cfg(feature = "succession")]
+use crate::rendezvous::{Fields, Identity};
 use crate::{
     Combine, CombineOutput, Dispatch, EpBuffer, EpConfig, Error, HostBuffer, Layout, Mask, Payload,
     TensorMut, TensorRef,
@@ -92,6 +98,33 @@ fn who_begins_steps_beyond_its_promise_is_found_out_and_removed() {
         others.into_iter().for_each(|other| other.join().unwrap().unwrap());
     });
     assert!(ahead.into_inner());
+}
+
+/// The server that should take over does not answer.
+#[cfg(feature = "succession")]
+#[test]
+fn leaving_takes_no_longer_than_its_deadline() {
+    let deadline = Duration::from_secs(3);
+    let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let options = GroupOptions::new(0, 2, address.clone()).host_server(true).deadline(deadline);
+    let (run_id, heartbeat) = ("default".to_owned(), Heartbeat::default());
+    let connect =
+        ClientOptions { address, run_id: run_id.clone(), token: None, deadline: PATIENT, heartbeat };
+    let identity =
+        Identity { rank: 1, member: 7, host: "here".to_owned(), pid: 1, process_space: String::new() };
+    let listener = Some(Listener { id: 7, address: "127.0.0.1:1".to_owned() });
+    let (version, config) = (PROTOCOL_VERSION, Fields::new());
+    let join = Join { version, run_id, world: 2, initial: 2, identity, deadline: PATIENT, config, listener };
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| Group::join_blocking(options).unwrap());
+        let second = block_on("connect", Client::connect(connect)).unwrap();
+        block_on("join", second.call("join", Request::Join { join }, PATIENT)).unwrap();
+        let (first, began) = (first.join().unwrap(), Instant::now());
+        let error = first.leave_blocking().unwrap_err();
+        let took = began.elapsed();
+        assert!(matches!(error, BootstrapError::Timeout { elapsed, .. } if elapsed <= took), "{error}");
+        assert!(took < deadline + deadline / 2, "{took:?}");
+    });
 }
 
 /// A member on standby is asked something each second, and is never admitted.
