@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 use super::course::Course;
-use super::options::GroupOptions;
+use super::options::{GroupOptions, MAX_LEAD};
 use crate::env::{self, PortsError};
 use crate::rendezvous::auth;
 use crate::rendezvous::driver::{
@@ -52,11 +52,13 @@ impl Group {
     ///
     /// Errors, each within the join deadline: [`BootstrapError::MissingRanks`], [`BootstrapError::ConfigMismatch`],
     /// [`BootstrapError::DuplicateRank`], [`BootstrapError::Mismatch`] of world or rank,
-    /// [`BootstrapError::Invalid`] for another run id than that of the server, [`BootstrapError::Fenced`], and those of
-    /// connecting: `Unreachable`, `TokenRequired`, `WrongToken`, `WrongVersion`, `Garbage`; `SilentPeer` once the
-    /// deadline has passed.
+    /// [`BootstrapError::Invalid`] for another run id than that of the server, [`BootstrapError::Fenced`],
+    /// [`BootstrapError::Limit`] for a [lead](GroupOptions::lead) that is too large, and those of connecting:
+    /// `Unreachable`, `TokenRequired`, `WrongToken`, `WrongVersion`, `Garbage`; `SilentPeer` once the deadline has
+    /// passed.
     pub async fn join(options: GroupOptions) -> Result<Self, BootstrapError> {
         let began = Instant::now();
+        BootstrapError::check("join", "lead", options.lead as usize, MAX_LEAD as usize)?;
         let member = match options.member_id {
             Some(member) => member,
             None => u128::from_le_bytes(random("choose a member id")?),
@@ -471,6 +473,15 @@ mod tests {
         sent(&groups[0].barrier("x"));
         sent(&groups[0].step());
         sent(&Group::join(GroupOptions::new(0, 1, "127.0.0.1:1")));
+    }
+
+    #[test]
+    fn a_lead_past_its_limit_is_refused() {
+        let refused = Group::join_blocking(GroupOptions::new(0, 1, "127.0.0.1:1").lead(u64::MAX));
+        assert_eq!(
+            refused.unwrap_err().to_string(),
+            "join: lead is 18446744073709551615, the limit is 1048576"
+        );
     }
 
     #[test]

@@ -8,6 +8,9 @@ use crate::launch::Launch;
 use crate::rendezvous::Fields;
 use crate::rendezvous::driver::{Heartbeat, ServerOptions};
 
+/// Steps of a membership are numbered by 41 bits: this leaves room for many changes, each of which may skip so many.
+pub(super) const MAX_LEAD: u64 = 1 << 20;
+
 /// How a rank joins a group; see [`Group::join`](super::Group::join).
 ///
 /// Made by [`GroupOptions::from_launch`] or [`GroupOptions::new`], then adjusted by the setters.
@@ -153,7 +156,7 @@ impl GroupOptions {
     /// How many steps this member may begin beyond its last one while it waits for the outcome of a change. The change
     /// takes effect that many steps later, and [`Group::step`](super::Group::step) need not wait. For programs that
     /// enqueue steps ahead, or whose steps are shorter than a round trip to the server. 0 by default; not used while a
-    /// member is lost.
+    /// member is lost. At most 2^20.
     pub fn lead(mut self, steps: u64) -> Self {
         self.lead = steps;
         self

@@ -164,7 +164,7 @@ impl Pace {
             return promised.step;
         }
         let unknown = self.promised.map_or(u64::MAX, |promised| promised.step);
-        let step = unknown.min(self.begun + if idle { 0 } else { self.lead });
+        let step = unknown.min(self.begun.saturating_add(if idle { 0 } else { self.lead }));
         self.promised = Some(Promised { change, step });
         step
     }
@@ -251,6 +251,13 @@ mod tests {
         pace.settle(1, None, Mask::EMPTY);
         begin(&mut pace, 4..=4);
         assert_eq!(pace.promise(2, true), 4);
+    }
+
+    #[test]
+    fn a_lead_goes_no_further_than_steps_can_be_counted() {
+        let mut pace = Pace::new(0, decision(1, 1, &[0, 1]), u64::MAX);
+        begin(&mut pace, 1..=1);
+        assert_eq!(pace.promise(1, false), u64::MAX);
     }
 
     #[test]
