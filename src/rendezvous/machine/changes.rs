@@ -104,13 +104,6 @@ impl Changes {
         self.running.as_ref().map_or(self.last, |change| change.number - 1)
     }
 
-    /// A question to the member of `rank`, or its answer, may have been lost: it is asked again.
-    pub(super) fn ask_again(&mut self, rank: u32) {
-        if let Some(change) = &mut self.running {
-            change.asked.remove(rank);
-        }
-    }
-
     /// The links that become worn through this doubt.
     pub(super) fn worn(&mut self, now: Duration, links: &BTreeSet<Link>) -> BTreeSet<Link> {
         self.doubted.retain(|(when, _)| *when + WORN_WITHIN > now);

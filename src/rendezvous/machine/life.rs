@@ -53,7 +53,6 @@ impl Machine {
         let Some(member) = self.seat_mut(rank) else { return };
         member.meeting = Mask::EMPTY;
         let Some(session) = member.session else { return };
-        self.changes.ask_again(rank);
         if self.decision.epoch == 0 {
             return;
         }
@@ -61,6 +60,9 @@ impl Machine {
         let (change, outcome) = (self.changes.ended(), Ok(self.decision));
         self.settle_one(session, change, outcome);
         self.actions.push(Action::Seat { session, members: Arc::new(self.roster()) });
+        let asked = self.changes.running.as_ref().filter(|change| change.asked.contains(rank));
+        let again = asked.map(|change| Action::Ask { session, ask: change.question(rank, &self.decision) });
+        self.actions.extend(again);
         let open = self.introductions.waiting.iter().filter(|waiting| waiting.peer == rank);
         let open = open.map(|waiting| Ask::Introduce {
             ticket: waiting.ticket,

@@ -89,6 +89,20 @@ fn who_comes_back_is_told_how_the_last_change_ended_and_asked_again() {
 }
 
 #[test]
+fn who_comes_back_in_the_moment_in_which_a_change_expires_is_told_so() {
+    let mut run = Run::formed(3);
+    run.ask(0, Request::Retire { rank: 1 });
+    run.reply(&[0, 1], &[]);
+    run.pass(4 * SECOND, &[0, 1]);
+    run.now += SECOND;
+    run.ask(2, Request::Resume { standby: false });
+    for session in 0..3 {
+        let told = &run.settled[&session];
+        assert!(matches!(told, Err(BootstrapError::Timeout { .. })), "session {session}: {told:?}");
+    }
+}
+
+#[test]
 fn an_answer_that_is_given_again_is_followed_by_what_has_happened_since() {
     let mut run = Run::formed(3);
     run.pass(6 * SECOND, &[0, 1]);
