@@ -255,18 +255,19 @@ impl Machine {
 
     fn settle(&mut self, ranks: Mask, change: u64, outcome: &Result<Decision, BootstrapError>) {
         for session in ranks.iter().filter_map(|rank| self.seat(rank)?.session).collect::<Vec<_>>() {
-            self.settle_one(session, change, outcome.clone());
+            self.settle_one(session, change, outcome.clone(), self.changes.retired);
         }
     }
 
-    /// Reports how a change has ended.
+    /// Reports how a change has ended, and whom it has retired.
     pub(super) fn settle_one(
         &mut self,
         session: SessionId,
         change: u64,
         outcome: Result<Decision, BootstrapError>,
+        retired: Mask,
     ) {
-        let (retired, waiting) = (self.changes.retired, Box::new(self.waiting()));
+        let waiting = Box::new(self.waiting());
         self.actions.push(Action::Settle { session, change, outcome, retired, waiting });
     }
 
@@ -308,15 +309,18 @@ impl Machine {
         let stay = stay.minus(&retired);
         let enter = self.entering(&stay);
         let epoch = self.decision.epoch + 1;
-        // If the previous membership never begins, those that it would have retired leave with this one.
-        let still = if step <= self.decision.step { self.changes.retired } else { Mask::EMPTY };
-        let still =
-            still.and(&self.ranks(|member| member.role == Role::Retired && member.life != Life::Dead));
+        // If a former membership never begins, those that it would have retired leave with this one.
+        let still = self.ranks(|member| {
+            matches!(member.role, Role::Retired { decision, .. } if step <= decision.step)
+                && member.life != Life::Dead
+        });
         self.decision = Decision { mask: stay.or(&enter), epoch, step };
         self.taken = self.taken.or(&enter);
         self.changes.retired = retired.or(&still);
         self.changes.doubts.clear();
-        for (ranks, role) in [(enter, Role::Active), (evicted, Role::Evicted), (retired, Role::Retired)] {
+        let leaves = Role::Retired { change: self.changes.last, decision: self.decision };
+        let retiring = self.changes.retired;
+        for (ranks, role) in [(enter, Role::Active), (evicted, Role::Evicted), (retiring, leaves)] {
             for member in self.members_of(&ranks) {
                 member.role = role;
                 member.ready = false;

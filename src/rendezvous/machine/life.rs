@@ -52,13 +52,20 @@ impl Machine {
     pub(super) fn resumed(&mut self, rank: u32) {
         let Some(member) = self.seat_mut(rank) else { return };
         member.meeting = Mask::EMPTY;
-        let Some(session) = member.session else { return };
+        let (role, Some(session)) = (member.role, member.session) else { return };
         if self.decision.epoch == 0 {
             return;
         }
         self.actions.push(Action::Show { session, view: Arc::new(self.view()) });
+        // A later decision by itself would tell a retired member that it was evicted.
+        if let Role::Retired { change, decision } = role
+            && decision.epoch < self.decision.epoch
+        {
+            let retired = self.ranks(|member| member.role == role);
+            self.settle_one(session, change, Ok(decision), retired);
+        }
         let (change, outcome) = (self.changes.ended(), Ok(self.decision));
-        self.settle_one(session, change, outcome);
+        self.settle_one(session, change, outcome, self.changes.retired);
         self.actions.push(Action::Seat { session, members: Arc::new(self.roster()) });
         let asked = self.changes.running.as_ref().filter(|change| change.asked.contains(rank));
         let again = asked.map(|change| Action::Ask { session, ask: change.question(rank, &self.decision) });
@@ -77,7 +84,7 @@ impl Machine {
     /// neither.
     pub(super) fn missed_admission(&mut self, rank: u32) {
         if let Some(member) =
-            self.seat_mut(rank).filter(|member| matches!(member.role, Role::Evicted | Role::Retired))
+            self.seat_mut(rank).filter(|member| matches!(member.role, Role::Evicted | Role::Retired { .. }))
         {
             member.role = Role::Standby;
             self.view_changed = true;

@@ -4,11 +4,11 @@
 //! altered them in any way, and a machine restored from them must be as valid as one that got there by events.
 
 use super::change::MAX_EPOCH;
-use super::state::{Life, Machine, Member, Settings};
+use super::state::{Life, Machine, Member, Role, Settings};
 use crate::rendezvous::codec::{Reader, Wire, WireError};
 
 /// Increases whenever anything that is written changes, including every type in it.
-const VERSION: u16 = 9;
+const VERSION: u16 = 10;
 
 impl Machine {
     /// All that this machine knows, for [`Machine::restore`].
@@ -118,11 +118,19 @@ impl Machine {
     }
 
     fn can_sit(&self, member: &Member) -> bool {
-        let Member { identity, life, left, session, met, meeting, .. } = member;
+        let Member { identity, role, life, left, session, met, meeting, .. } = member;
         let known = session
             .is_none_or(|session| *life != Life::Dead && self.sessions.get(&session) == Some(&identity.rank));
         let ended = !left || *life == Life::Dead;
-        known && ended && met.fits(self.settings.world) && meeting.fits(self.settings.world)
+        let retired = match role {
+            Role::Retired { change, decision } => {
+                *change <= self.changes.last
+                    && decision.epoch <= self.decision.epoch
+                    && decision.mask.fits(self.settings.world)
+            }
+            Role::Active | Role::Standby | Role::Evicted => true,
+        };
+        known && ended && retired && met.fits(self.settings.world) && meeting.fits(self.settings.world)
     }
 }
 

@@ -103,7 +103,7 @@ impl Machine {
             Some((_, Life::Dead)) if seat.as_ref().is_some_and(|member| member.left) => RankState::Left {},
             Some((_, Life::Dead)) => RankState::Dead {},
             Some((Role::Evicted, _)) => RankState::Evicted {},
-            Some((Role::Retired, _)) => RankState::Retired {},
+            Some((Role::Retired { .. }, _)) => RankState::Retired {},
             Some((_, Life::Suspect)) => RankState::Suspect {},
             Some((Role::Standby, Life::Heard)) if seat.as_ref().is_some_and(|member| member.ready) => {
                 RankState::Ready {}
@@ -167,10 +167,13 @@ pub(super) enum Role {
     Active,
     Standby,
     Evicted,
-    /// It takes part in the steps before the membership without it, and in no later ones.
-    Retired,
+    /// It takes part in the steps before the membership that this change has decided, and in no later ones.
+    Retired {
+        change: u64,
+        decision: Decision,
+    },
 }
-wire!(enum Role { 1 => Active {}, 2 => Standby {}, 3 => Evicted {}, 4 => Retired {} });
+wire!(enum Role { 1 => Active {}, 2 => Standby {}, 3 => Evicted {}, 4 => Retired { change, decision } });
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Life {

@@ -19,6 +19,7 @@ use super::*;
 use crate::mask::MAX_WORLD;
 use crate::rendezvous::Blob;
 use crate::rendezvous::leases::Leases;
+use crate::rendezvous::pace::{Next, Pace};
 use crate::rendezvous::wire::{Ask, Notice, RankState, RoundKind, Standby};
 
 const SECOND: Duration = Duration::from_secs(1);

@@ -43,6 +43,47 @@ fn a_member_is_retired_though_another_one_dies_before_its_last_step() {
 }
 
 #[test]
+fn a_retired_member_learns_of_it_though_others_are_lost_before_it_comes_back() {
+    for ahead in [1, 100] {
+        let mut run = Run::formed(4);
+        let mut pace = Pace::joined(2, &run.machine.view(), 0);
+        run.ask(0, Request::Retire { rank: 2 });
+        run.reply(&[0, 1, 2, 3], &[]);
+        let first = run.machine.decision;
+        run.close(3);
+        run.promise(&[0, 1], ahead);
+        let second = run.machine.decision;
+        assert_eq!((run.decided().0.as_str(), second.step < first.step), ("0-1", ahead == 1));
+        let call = Call { session: 2, id: 99 };
+        let request = Box::new(Request::Resume { standby: false });
+        for action in run.machine.handle(run.now, Event::Request { call, request }) {
+            if let Action::Settle { change, outcome, retired, .. } = action {
+                pace.settle(change, outcome.ok(), retired);
+            }
+        }
+        let leaves = if ahead == 1 { second } else { first };
+        while let Next::Begin { .. } = pace.next(false) {}
+        assert_eq!(pace.next(false), Next::Retired { epoch: leaves.epoch });
+        assert_eq!(pace.begun() + 1, leaves.step);
+    }
+}
+
+#[test]
+fn a_member_is_retired_though_several_memberships_never_begin() {
+    let mut run = Run::formed(5);
+    run.ask(0, Request::Retire { rank: 2 });
+    run.reply(&[0, 1, 2, 3, 4], &[]);
+    assert_eq!(run.decided(), ("0-1,3-4".to_owned(), 2, 41));
+    // The next membership begins later, and the one after it before both.
+    run.close(4);
+    run.promise(&[0, 1, 3], 50);
+    run.close(3);
+    run.promise(&[0, 1], 7);
+    assert_eq!(run.decided(), ("0-1".to_owned(), 4, 8));
+    assert_eq!(run.machine.changes.retired.to_string(), "2");
+}
+
+#[test]
 fn a_retired_member_may_come_back() {
     let mut run = Run::formed(3);
     run.ask(2, Request::Retire { rank: 2 });

@@ -160,6 +160,15 @@ impl Run {
         }
     }
 
+    /// Answers the questions in these sessions: their members promise this step.
+    pub(super) fn promise(&mut self, sessions: &[SessionId], step: u64) {
+        while let Some(at) = self.asks.iter().position(|(session, _)| sessions.contains(session)) {
+            let (session, ask) = self.asks.remove(at);
+            let Ask::Promise { change, .. } = ask else { panic!("{ask:?}") };
+            self.notice(session, Notice::Promise { change, step });
+        }
+    }
+
     /// The membership, its epoch and its first step.
     pub(super) fn decided(&self) -> (String, u32, u64) {
         let Decision { mask, epoch, step } = self.machine.decision;
