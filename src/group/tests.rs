@@ -100,25 +100,57 @@ fn who_begins_steps_beyond_its_promise_is_found_out_and_removed() {
     assert!(ahead.into_inner());
 }
 
+#[cfg(feature = "succession")]
+fn free_address() -> String {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
+}
+
+/// Joins as rank 1, on another host than the rest; nobody listens at the address of its server.
+#[cfg(feature = "succession")]
+fn join_with_a_dead_server(address: &str, world: u32) -> Client {
+    let (address, run_id, heartbeat) = (address.to_owned(), "default".to_owned(), Heartbeat::default());
+    let connect =
+        ClientOptions { address, run_id: run_id.clone(), token: None, deadline: PATIENT, heartbeat };
+    let host = "elsewhere".to_owned();
+    let identity = Identity { rank: 1, member: 7, host, pid: 1, process_space: String::new() };
+    let listener = Some(Listener { id: 7, address: "127.0.0.1:1".to_owned() });
+    let (version, initial, config) = (PROTOCOL_VERSION, world, Fields::new());
+    let join = Join { version, run_id, world, initial, identity, deadline: PATIENT, config, listener };
+    let client = block_on("connect", Client::connect(connect)).unwrap();
+    block_on("join", client.call("join", Request::Join { join }, PATIENT)).unwrap();
+    client
+}
+
+/// The member on another host would be the first to vote besides the leader.
+#[cfg(feature = "succession")]
+#[test]
+fn a_server_that_cannot_be_reached_does_not_keep_others_from_voting() {
+    let address = free_address();
+    std::thread::scope(|scope| {
+        let join = |rank| {
+            let options = GroupOptions::new(rank, 4, address.clone()).host_server(rank == 0);
+            scope.spawn(|| Group::join_blocking(options).unwrap())
+        };
+        let members = [0, 2, 3].map(join);
+        let _client = join_with_a_dead_server(&address, 4);
+        let (members, began) = (members.map(|member| member.join().unwrap()), Instant::now());
+        while members[2].servers().len() < 3 {
+            assert!(began.elapsed() < PATIENT, "{:?}", members[2].servers());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    });
+}
+
 /// The server that should take over does not answer.
 #[cfg(feature = "succession")]
 #[test]
 fn leaving_takes_no_longer_than_its_deadline() {
     let deadline = Duration::from_secs(3);
-    let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let address = free_address();
     let options = GroupOptions::new(0, 2, address.clone()).host_server(true).deadline(deadline);
-    let (run_id, heartbeat) = ("default".to_owned(), Heartbeat::default());
-    let connect =
-        ClientOptions { address, run_id: run_id.clone(), token: None, deadline: PATIENT, heartbeat };
-    let identity =
-        Identity { rank: 1, member: 7, host: "here".to_owned(), pid: 1, process_space: String::new() };
-    let listener = Some(Listener { id: 7, address: "127.0.0.1:1".to_owned() });
-    let (version, config) = (PROTOCOL_VERSION, Fields::new());
-    let join = Join { version, run_id, world: 2, initial: 2, identity, deadline: PATIENT, config, listener };
     std::thread::scope(|scope| {
         let first = scope.spawn(|| Group::join_blocking(options).unwrap());
-        let second = block_on("connect", Client::connect(connect)).unwrap();
-        block_on("join", second.call("join", Request::Join { join }, PATIENT)).unwrap();
+        let _second = join_with_a_dead_server(&address, 2);
         let (first, began) = (first.join().unwrap(), Instant::now());
         let error = first.leave_blocking().unwrap_err();
         let took = began.elapsed();

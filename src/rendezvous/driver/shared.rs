@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::peers::Peers;
 use super::turn::Turn;
-use super::voters::choose;
+use super::voters::{LeftOut, choose};
 use crate::rendezvous::codec::{Reader, Wire, WireError, wire};
 use crate::rendezvous::log::{AppendError, Leadership, Log, StateMachine, Timing, Voter, VotersError};
 use crate::rendezvous::machine::{Action, Event, Machine, SessionId, Settings};
@@ -36,6 +36,7 @@ pub(super) struct Shared {
     voters: BTreeSet<u128>,
     voting_since: Instant,
     changing: JoinSet<Result<(), VotersError>>,
+    left_out: LeftOut,
     /// When to check whether others should vote.
     look_at: Instant,
     /// The last deadline for which the machine was told the time, so that it is told only once.
@@ -91,6 +92,7 @@ impl Shared {
             voters: BTreeSet::new(),
             voting_since: Instant::now(),
             changing: JoinSet::new(),
+            left_out: LeftOut::default(),
             look_at: Instant::now(),
             ticked: None,
         })
@@ -133,6 +135,9 @@ impl Shared {
                     }
                 }
                 Some(changed) = self.changing.join_next() => {
+                    if let Ok(Err(VotersError::Behind { voters })) = &changed {
+                        self.leave_out(voters);
+                    }
                     let rest = if matches!(changed, Ok(Ok(()))) { Duration::ZERO } else { REST };
                     self.look_at = Instant::now() + rest;
                 }
@@ -159,6 +164,7 @@ impl Shared {
             // What followed from the records of others: their clients repeat what was not answered.
             while self.actions.try_recv().is_ok() {}
             (self.leads, self.ticked, self.look_at) = (true, None, Instant::now());
+            self.left_out = LeftOut::default();
             return Some(Turn::Lead { former });
         }
         if !leads && (self.leads || leader != self.leader) {
@@ -195,6 +201,7 @@ impl Shared {
             return None;
         }
         (self.voters, self.voting_since) = (ids, Instant::now());
+        self.left_out.forget(&self.voters);
         let state = self.copy.state();
         let servers = state.machine.iter().flat_map(Machine::servers);
         let voting = servers.filter(|server| self.voters.contains(&server.listener.id));
@@ -210,7 +217,9 @@ impl Shared {
     fn tend(&mut self) {
         let voters = self.log.voters();
         let own = (!self.leaving).then_some(&self.own);
-        let wanted = choose(&voters, own, &self.available());
+        let mut available = self.available();
+        available.retain(|(_, listener)| !self.left_out.contains(listener.id));
+        let wanted = choose(&voters, own, &available);
         if wanted.is_empty()
             || wanted.iter().all(|voter| voters.contains(voter)) && wanted.len() == voters.len()
         {
@@ -222,6 +231,19 @@ impl Shared {
         }
         let log = self.log.clone();
         self.changing.spawn(async move { log.set_voters(wanted, CHANGE).await });
+    }
+
+    /// These did not get the log in time to become voters.
+    fn leave_out(&mut self, voters: &[Voter]) {
+        for Voter { id, address: _address } in voters {
+            let _seconds = self.left_out.add(*id).as_secs();
+            #[cfg(feature = "tracing")]
+            tracing::warn!(
+                address = _address,
+                seconds = _seconds,
+                "a server did not get the log in time: others vote instead"
+            );
+        }
     }
 
     /// Asks for another server to lead. Returns whether there is one that could.

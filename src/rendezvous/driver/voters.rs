@@ -1,6 +1,9 @@
 //! Which servers vote.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use crate::rendezvous::log::{MAX_VOTERS, Voter};
 use crate::rendezvous::wire::{Identity, Listener};
@@ -40,6 +43,38 @@ pub(super) fn choose(voters: &[Voter], own: Option<&Voter>, members: &[(Identity
     }
     let voter = |it: &Candidate<'_>| Voter { id: it.listener.id, address: it.listener.address.clone() };
     own.cloned().into_iter().chain(chosen.iter().map(voter)).collect()
+}
+
+/// Servers that did not get the log in time to become voters: each is left out of the choice for a while, so that others
+/// can vote.
+#[derive(Default)]
+pub(super) struct LeftOut(BTreeMap<u128, Pause>);
+
+struct Pause {
+    until: Instant,
+    length: Duration,
+}
+
+/// How long a server is left out at first; each time in a row it is twice as long, up to [`LONGEST_PAUSE`].
+const FIRST_PAUSE: Duration = Duration::from_secs(5);
+const LONGEST_PAUSE: Duration = Duration::from_secs(300);
+
+impl LeftOut {
+    /// Returns for how long this one is left out.
+    pub(super) fn add(&mut self, id: u128) -> Duration {
+        let length = self.0.get(&id).map_or(FIRST_PAUSE, |pause| LONGEST_PAUSE.min(2 * pause.length));
+        self.0.insert(id, Pause { until: Instant::now() + length, length });
+        length
+    }
+
+    pub(super) fn contains(&self, id: u128) -> bool {
+        self.0.get(&id).is_some_and(|pause| pause.until > Instant::now())
+    }
+
+    /// These have become voters.
+    pub(super) fn forget(&mut self, voters: &BTreeSet<u128>) {
+        self.0.retain(|id, _| !voters.contains(id));
+    }
 }
 
 /// A server that can vote, and its host.
@@ -97,6 +132,19 @@ mod tests {
     fn chosen(voters: &[u128], own: Option<u128>, members: &[(Identity, Listener)]) -> Vec<u128> {
         let voters: Vec<Voter> = voters.iter().map(|id| voter(*id)).collect();
         choose(&voters, own.map(voter).as_ref(), members).into_iter().map(|voter| voter.id).collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_did_not_get_the_log_is_left_out_for_longer_each_time() {
+        let mut left_out = LeftOut::default();
+        let lengths: Vec<u64> = (0..8).map(|_| left_out.add(7).as_secs()).collect();
+        assert_eq!(lengths, [5, 10, 20, 40, 80, 160, 300, 300]);
+        tokio::time::advance(LONGEST_PAUSE - FIRST_PAUSE).await;
+        assert!(left_out.contains(7) && !left_out.contains(8));
+        tokio::time::advance(FIRST_PAUSE).await;
+        assert!(!left_out.contains(7));
+        left_out.forget(&BTreeSet::from([7]));
+        assert_eq!(left_out.add(7), FIRST_PAUSE);
     }
 
     #[test]
