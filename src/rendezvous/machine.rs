@@ -72,7 +72,7 @@ impl Machine {
                 }
             }
             Event::Silent { session } => self.silent(session),
-            Event::Closed { session, by_peer } => self.closed(session, by_peer),
+            Event::Closed { session, by_peer } => self.closed(now, session, by_peer),
             Event::Ended { rank, pid } => {
                 if self.seat(rank).is_some_and(|member| member.identity.pid == pid) {
                     self.member_died(rank);
@@ -91,7 +91,8 @@ impl Machine {
         let gathering = self.gathering.map(|of| of.deadline.min(of.show));
         let (changes, introductions) = (self.changes.next_deadline(), self.introductions.next_deadline());
         let (rounds, store) = (self.rounds.next_deadline(), self.store.next_deadline());
-        [gathering, changes, introductions, rounds, store].into_iter().flatten().min()
+        let answers = self.answers.next_deadline();
+        [gathering, changes, introductions, rounds, store, answers].into_iter().flatten().min()
     }
 
     /// The sessions of all clients that may come back by another connection.
@@ -379,6 +380,7 @@ impl Machine {
         outcomes.extend(self.store.expire(now));
         outcomes.extend(self.introductions.expire(now));
         self.answer_all(outcomes);
+        self.answers.given_up(now).into_iter().for_each(|session| self.forget_session(session));
     }
 
     /// Shows the membership to all connected members if it changed, or if they have waited for it long enough.

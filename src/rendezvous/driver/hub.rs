@@ -394,7 +394,7 @@ impl Desk {
             if let Event::Closed { session, .. } = event {
                 absent.insert(session);
                 if self.ledger.rank(session).is_none() {
-                    self.leases.forget(session); // its session ends, unlike that of a member
+                    self.leases.forget(session); // the machine knows when its session ends
                 }
             }
             self.ledger.record(now, event);

@@ -2,6 +2,7 @@
 //! carried out twice, and an answer that it may not have received is sent again.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use crate::rendezvous::call::{Call, SessionId};
 use crate::rendezvous::codec::wire;
@@ -21,8 +22,10 @@ struct Session {
     open: BTreeSet<u64>,
     /// Answers that the client has not acknowledged yet.
     given: BTreeMap<u64, Result<Reply, BootstrapError>>,
+    /// Its client is no member and has no connection: when it is given up.
+    until: Option<Duration>,
 }
-wire!(struct Session { open, given });
+wire!(struct Session { open, given, until });
 
 /// What is known of an incoming call.
 pub(super) enum Asked {
@@ -41,6 +44,7 @@ const MAX_GIVEN: usize = 512;
 impl Answers {
     pub(super) fn ask(&mut self, call: Call) -> Asked {
         let session = self.sessions.entry(call.session).or_default();
+        session.until = None;
         if let Some(answer) = session.given.get(&call.id) {
             return Asked::Again { answer: Some(answer.clone()) };
         }
@@ -62,6 +66,23 @@ impl Answers {
         if let Some(session) = self.sessions.get_mut(&session) {
             session.given.retain(|id, _| *id > through);
         }
+    }
+
+    /// The client has no connection, and has until then to come back.
+    pub(super) fn await_client(&mut self, session: SessionId, until: Duration) {
+        if let Some(session) = self.sessions.get_mut(&session) {
+            session.until.get_or_insert(until);
+        }
+    }
+
+    /// The sessions whose clients have not come back in time.
+    pub(super) fn given_up(&self, now: Duration) -> Vec<SessionId> {
+        let late = |session: &Session| session.until.is_some_and(|until| until <= now);
+        self.sessions.iter().filter(|(_, session)| late(session)).map(|(id, _)| *id).collect()
+    }
+
+    pub(super) fn next_deadline(&self) -> Option<Duration> {
+        self.sessions.values().filter_map(|session| session.until).min()
     }
 
     pub(super) fn forget(&mut self, session: SessionId) {

@@ -1,6 +1,7 @@
 //! How members are heard, fall silent, come back and end, and what happens to whoever waited for them.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::event::Action;
 use super::state::{Life, Machine, Role};
@@ -27,9 +28,14 @@ impl Machine {
         }
     }
 
-    pub(super) fn closed(&mut self, session: SessionId, by_peer: bool) {
+    pub(super) fn closed(&mut self, now: Duration, session: SessionId, by_peer: bool) {
         match self.sessions.get(&session).copied() {
-            None => self.forget_session(session),
+            None if by_peer => self.forget_session(session),
+            // It repeats its calls if it comes back, which may take longer than a lease if the server has changed.
+            None => {
+                let patience = self.settings.lease.max(self.settings.join_deadline);
+                self.answers.await_client(session, now.saturating_add(patience));
+            }
             Some(rank) if by_peer || self.decision.epoch == 0 => self.member_died(rank),
             Some(_) => self.silent(session),
         }
@@ -41,7 +47,7 @@ impl Machine {
         self.actions.push(Action::Close { session });
     }
 
-    fn forget_session(&mut self, session: SessionId) {
+    pub(super) fn forget_session(&mut self, session: SessionId) {
         self.sessions.remove(&session);
         self.answers.forget(session);
         self.store.forget(session);

@@ -70,6 +70,26 @@ fn a_call_is_carried_out_once_and_its_answer_kept_until_the_client_has_it() {
     assert_eq!(run.answer(barrier), Some(&Ok(Reply::Done {})));
 }
 
+/// A server that has taken over grants everybody a lease, but a client may take longer to notice that it must come back.
+#[test]
+fn a_client_that_is_no_member_has_longer_than_a_lease_to_come_back() {
+    let mut run = Run::formed(2);
+    let add = || Request::Add { key: "n".to_owned(), amount: 1 };
+    let call = run.ask(7, add());
+    for _ in 0..2 {
+        run.event(Event::Closed { session: 7, by_peer: false });
+        run.pass(29 * SECOND, &[0, 1]);
+        assert_eq!(run.answers.remove(&call), Some(Ok(Reply::Sum { sum: 1 })));
+        run.ask_as(call, add());
+    }
+    run.event(Event::Closed { session: 7, by_peer: false });
+    run.pass(30 * SECOND, &[0, 1]);
+    assert_eq!(run.machine.sessions(), [0, 1, 0, 1]);
+    run.ask(7, add());
+    run.event(Event::Closed { session: 7, by_peer: true });
+    assert_eq!(run.machine.sessions(), [0, 1, 0, 1]);
+}
+
 #[test]
 fn who_comes_back_is_told_how_the_last_change_ended_and_asked_again() {
     let mut run = Run::formed(4);
