@@ -5,7 +5,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::buffer::{Dispatch, Host, List, Memory, Need, Place, Request, ScaleOrder, Tensor, place};
-use crate::config::{Payload, RowShape};
+use crate::config::{EpConfig, Payload, RowShape};
 use crate::error::{Error, Failure, Result};
 use crate::names::{ParseNameError, setters};
 use crate::tensor::View;
@@ -292,6 +292,11 @@ fn scale_bytes(
     column.saturating_mul(count).saturating_mul(lists)
 }
 
+/// What a row has: of one token, since prefill has no window with room for all rows that might fail to fit.
+fn row_shape(config: &EpConfig, ranks: u32, payload: Payload) -> Result<RowShape> {
+    RowShape::new(&EpConfig { max_tokens: 1, ..config.clone() }, ranks, payload)
+}
+
 impl<M: Memory> GenericPrefillOutput<'_, M> {
     /// Checks every size and returns the C view, for use at `site`.
     pub(crate) fn as_c(
@@ -301,7 +306,7 @@ impl<M: Memory> GenericPrefillOutput<'_, M> {
         sideband_bytes: usize,
         site: &M::Site,
     ) -> Result<sys::epw_prefill_output> {
-        let shape = RowShape::new(&inner.config.ep, inner.plan.ranks, payload)?;
+        let shape = row_shape(&inner.config.ep, inner.plan.ranks, payload)?;
         let placed = self.place(inner, &shape, payload, sideband_bytes, site);
         placed.map_err(|text| Error::Invalid(Failure::new("dispatch", inner.rank, text)))
     }
@@ -390,6 +395,14 @@ impl<M: Memory> GenericPrefillCombineOutput<'_, M> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Plan;
+
+    #[test]
+    fn rows_may_be_more_than_a_window_of_decode_could_hold() {
+        let config = EpConfig::new(65536, 1 << 24, 16, 1);
+        assert!(Plan::new(&config, 16).is_err());
+        assert_eq!(row_shape(&config, 16, Payload::SameAsInput).unwrap().payload_bytes, 2 << 24);
+    }
 
     #[test]
     fn a_layout_is_read_as_it_is_printed() {
