@@ -284,7 +284,7 @@ __device__ __noinline__ inline void post_answers(const Combine &a, const Operati
 // Counts the answers to a peer, after it was told. Called by the last block to send.
 __device__ __noinline__ inline void count_answers(const Combine &a, const Operation &o, const AnswerShared &s, uint32_t peer) {
     if (peer >= o.ranks || !has(o.present, peer) || has(o.suspects, peer) || has(o.missing, peer)) return;
-    const uint32_t answers = a.in.mode == EPW_COMBINE_ORDERED ? o.state->owed[peer] : s.received[peer];
+    const uint32_t answers = a.counts_answers() ? o.state->owed[peer] : s.received[peer];
     ptx::reduce_relaxed_gpu(&o.state->traffic.answers_sent[peer], answers);
 }
 

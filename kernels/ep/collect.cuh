@@ -236,7 +236,7 @@ __device__ __noinline__ inline void count_collected(const Combine &a, const Oper
     if (peer == 0) add_once(o, traffic.combines, 1, 1, again);
 #pragma unroll 1
     for (; peer < o.ranks; peer += stride) {
-        const uint32_t answers = a.in.mode == EPW_COMBINE_ORDERED ? o.state->due[peer] : expected.rows[peer];
+        const uint32_t answers = a.counts_answers() ? o.state->due[peer] : expected.rows[peer];
         add_once(o, traffic.answers_received[peer], has(answered, peer), answers, again);
     }
 }

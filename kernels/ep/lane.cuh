@@ -241,8 +241,8 @@ __device__ __noinline__ inline bool await_blocks(const Operation &o) {
 // here, and continues without its own experts.
 __device__ inline void lose_own(const Operation &o, uint32_t stage) {
     if (has_now(o.peers->gone, o.rank)) return;
-    record_loss(o, stage == EPW_GPU_SENT ? EPW_PHASE_DISPATCH_SEND : EPW_PHASE_COMBINE_SEND, EPW_CAUSE_TIMEOUT, o.rank, 0, 0, 0,
-                0);
+    const bool dispatches = stage == EPW_GPU_SENT || stage == EPW_GPU_DISPATCHED;
+    record_loss(o, dispatches ? EPW_PHASE_DISPATCH_SEND : EPW_PHASE_COMBINE_SEND, EPW_CAUSE_TIMEOUT, o.rank, 0, 0, 0, 0);
     insert(o.peers->gone, o.rank);
     suspect(o, o.rank, EPW_CAUSE_TIMEOUT);
 }

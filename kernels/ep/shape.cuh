@@ -134,6 +134,8 @@ struct Combine : epw_combine_args {
         if (output_layout == EPW_RANK_MAJOR) return Answers::rows;
         return in.mode == EPW_COMBINE_ORDERED ? Answers::parts : Answers::sums;
     }
+    // Whether a row may have several answers: then dispatch has counted them, in `owed` and `due` of the lane.
+    __device__ __forceinline__ bool counts_answers() const { return in.mode == EPW_COMBINE_ORDERED && lane.layout.answers > 1; }
     // The row that the caller gives for the received row at `place`: of the caller's array, or the one in place.
     __device__ __forceinline__ const unsigned char *given_row(uint32_t place) const {
         if (in.expert_out) return static_cast<const unsigned char *>(in.expert_out) + uint64_t(place) * row_size;
