@@ -218,7 +218,8 @@ impl Shared {
         let voters = self.log.voters();
         let own = (!self.leaving).then_some(&self.own);
         let mut available = self.available();
-        available.retain(|(_, listener)| !self.left_out.contains(listener.id));
+        // Who leaves needs a successor, however slow that one was.
+        available.retain(|(_, listener)| self.leaving || !self.left_out.contains(listener.id));
         let wanted = choose(&voters, own, &available);
         if wanted.is_empty()
             || wanted.iter().all(|voter| voters.contains(voter)) && wanted.len() == voters.len()
