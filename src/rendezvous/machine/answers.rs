@@ -81,6 +81,11 @@ impl Answers {
         self.sessions.iter().filter(|(_, session)| late(session)).map(|(id, _)| *id).collect()
     }
 
+    /// Whether these are sessions of a machine whose members have the sessions `members`.
+    pub(super) fn can_be(&self, members: &BTreeMap<SessionId, u32>) -> bool {
+        self.sessions.iter().all(|(id, session)| session.until.is_none() || !members.contains_key(id))
+    }
+
     pub(super) fn next_deadline(&self) -> Option<Duration> {
         self.sessions.values().filter_map(|session| session.until).min()
     }

@@ -102,7 +102,7 @@ impl Machine {
                 && self.seats.iter().take(self.settings.initial as usize).all(Option::is_some);
         for (holds, what) in [
             (seats, "a seat"),
-            (sessions, "a session"),
+            (sessions && self.answers.can_be(&self.sessions), "a session"),
             (gathering && formed, "the gathering"),
             (decision, "the membership"),
             (self.changes.can_be(world) && self.changes.last < MAX_NUMBER, "a change of membership"),
