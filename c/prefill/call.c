@@ -128,8 +128,10 @@ static epw_status take_lane(epw_prefill *p, epw_prefill_lane *lane, bool nonbloc
     pthread_mutex_lock(&lane->lock);
     if (lane->running && epw_prefill_abandoned(lane)) {
         lane->nonblocking = nonblocking;
-        if (!lane->retaken) epw_prefill_begin_wait(p, lane); /* no call has waited since it was given up */
-        lane->retaken = true;
+        uint64_t now = epw_now_ns();
+        /* For so long no call has waited. */
+        if (now - lane->retaken > lane->deadline_ns) epw_prefill_begin_wait(p, lane);
+        lane->retaken = now;
         (void)epw_prefill_run(p, lane, NULL);
         pthread_mutex_lock(&lane->lock);
     }

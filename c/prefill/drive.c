@@ -383,7 +383,7 @@ void epw_prefill_begin(epw_prefill *p, epw_prefill_lane *lane) {
 void epw_prefill_give_up(epw_prefill *p, epw_prefill_lane *lane) {
     if (lane->goal == EPW_GOAL_NONE) epw_prefill_begin_wait(p, lane);
     lane->dropped = lane->placed = lane->sends = lane->receives = true;
-    lane->retaken = false;
+    lane->retaken = 0;
     lane->goal = EPW_GOAL_ALL;
     atomic_store_explicit(&p->faulted, true, memory_order_relaxed);
     for (uint32_t peer = 0; peer < p->layout.ranks; peer++) {

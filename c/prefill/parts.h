@@ -137,10 +137,10 @@ typedef struct epw_prefill_lane {
     /* The current operation, or the one that has a half to come. */
     uint64_t call; /* number of the last call that was begun on the lane */
     bool running;
-    bool dropped; /* given up: its routing and the caller's memory must not be used */
-    bool retaken; /* and the lane's next call has begun to wait for its end */
-    bool tended;  /* being stepped by epw_prefill_tend */
-    bool overdue; /* some peer has not come for a deadline meanwhile */
+    bool dropped;     /* given up: its routing and the caller's memory must not be used */
+    uint64_t retaken; /* when a later call of the lane has last waited for its end; 0: none has */
+    bool tended;      /* being stepped by epw_prefill_tend */
+    bool overdue;     /* some peer has not come for a deadline meanwhile */
     uint32_t kind;
     epw_goal goal;
     epw_status status; /* EPW_OK, or why it has failed on this rank */

@@ -1,6 +1,7 @@
 //! Ranks that are lost, and operations that are given up.
 
 use std::pin::pin;
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -181,7 +182,7 @@ fn who_drops_a_dispatch_and_then_calls_nothing_holds_up_nobody() {
 /// As when a step is cancelled everywhere, after one rank has begun its dispatch.
 #[test]
 fn who_drops_a_dispatch_gives_up_nobody_who_does_not_come() {
-    let waited = &AtomicBool::new(false);
+    let (waited, together) = (&AtomicBool::new(false), &Barrier::new(RANKS));
     ranks(&impatient(), |buffer| {
         let rank = buffer.rank() as usize;
         let sent = Sent::new(0, rank);
@@ -196,6 +197,7 @@ fn who_drops_a_dispatch_gives_up_nobody_who_does_not_come() {
             std::thread::sleep(Duration::from_millis(1));
         }
         assert_eq!(buffer.membership().unwrap().suspects, Mask::EMPTY);
+        together.wait();
         if rank == LOST {
             complete(&block_on(dispatch_when_free(buffer, &sent, &mut memory)));
         } else {
