@@ -111,8 +111,8 @@ impl StreamRef<'_> {
     /// Keeps what orders the program's use of slices behind calls on this stream.
     pub(super) fn keep_in(&self, streams: &Streams) {
         #[cfg(feature = "cudarc")]
-        if let Some(owner) = self.owner.filter(|_| self.raw.addr() > PER_THREAD) {
-            streams.keep(owner);
+        if let Some(owner) = self.owner {
+            streams.keep(owner, self.may_capture);
         }
         #[cfg(not(feature = "cudarc"))]
         let _ = streams;

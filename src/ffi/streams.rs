@@ -17,9 +17,9 @@ pub(crate) struct Streams {
 
 #[cfg(feature = "cudarc")]
 impl Streams {
-    /// Keeps one of the context of this stream, on which a call was enqueued. Of a context without any there is none to keep:
-    /// there calls only use slices of their own stream.
-    pub(crate) fn keep(&self, stream: &Arc<CudaStream>) {
+    /// Keeps one of the context of this stream, on which a call is enqueued. Of a context without any there is none to keep:
+    /// there calls only use slices of their own stream. `captures`: the stream may be under capture, during which none is made.
+    pub(crate) fn keep(&self, stream: &Arc<CudaStream>, captures: bool) {
         let context = stream.context();
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         if !context.is_in_multi_stream_mode() || kept.iter().any(|own| Arc::ptr_eq(own.context(), context)) {
@@ -27,7 +27,7 @@ impl Streams {
         }
         // A context that nobody else has any more has no slices.
         kept.retain(|own| Arc::strong_count(own.context()) > 1);
-        // Without memory for one, the program's is better than none.
-        kept.push(context.new_stream().unwrap_or_else(|_| stream.clone()));
+        let own = if captures { None } else { context.new_stream().ok() };
+        kept.push(own.unwrap_or_else(|| stream.clone())); // the program's is better than none
     }
 }
