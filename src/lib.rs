@@ -163,7 +163,8 @@
 //!
 //! The kernels of an [`EpBuffer`] or a [`PrefillBuffer`](prefill::PrefillBuffer) count from the first call of `traffic()` on;
 //! call it before graphs are captured. For the metrics their counts are copied from the GPU after operations whose outcome is
-//! read, at most every 100 ms.
+//! read, at most every 100 ms; not after the async `wait` of a
+//! [`PrefillCompletion`](crate::cuda::PrefillCompletion::wait), which may not block: there call `outcome` now and then.
 //!
 //! ## Of the core
 //! With `tracing` the C core's log arrives as events too. They have the target `epwire::core`, the fields `rank`, `peer`

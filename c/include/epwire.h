@@ -470,7 +470,8 @@ EPW_API epw_status epw_buffer_export(epw_buffer *buffer, uint32_t peer, void *bl
  * the peer's window mapped. EPW_ERR_PEER: its process has ended; or it has exported queues that serve a
  * former connection of this rank, whose end it had not noticed yet: let it export again. Bounded by the
  * deadline. No other call on the buffer waits for it; one that connects or disconnects the same peer
- * meanwhile gets EPW_ERR_STATE. Connecting a peer again first disconnects it. While the peer is not active,
+ * meanwhile gets EPW_ERR_STATE. Connecting a peer again first disconnects it, unless the blob is refused for
+ * what it says: cut, damaged, of another rank or of another configuration. While the peer is not active,
  * any thread may call this at any time, also beside operations, none of which it waits for. An active peer
  * must have been given up, and no lane may be held. */
 EPW_API epw_status epw_buffer_connect(epw_buffer *buffer, uint32_t peer, const void *blob, size_t length);
@@ -960,10 +961,10 @@ EPW_API epw_status epw_release(epw_buffer *buffer, epw_handle handle);
  *   returns EPW_PENDING if timeout_ns passes first; like epw_outcome_read it also takes a consumed handle. To
  *   make another stream wait, use epw_stream_wait. */
 
-/* From now on, calls of the calling thread for buffers and communicators are refused if their stream is under
- * capture: EPW_ERR_STATE with the text `why`, which must stay valid. NULL, as at first: they are captured.
- * Returns what was set before. For callers that cannot promise that a graph is launched only while what it
- * uses is there. */
+/* From now on, calls of the calling thread for buffers, prefill buffers and communicators are refused if
+ * their stream is under capture: EPW_ERR_STATE with the text `why`, which must stay valid. NULL, as at first:
+ * they are captured. epw_release is not refused: the lane's next dispatch does it first. Returns what was set
+ * before. For callers that cannot promise that a graph is launched only while what it uses is there. */
 EPW_API const char *epw_refuse_captures(const char *why);
 
 /* epw_release on a given stream; epw_release itself uses the one of the handle's last call. The host device

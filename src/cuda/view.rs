@@ -184,8 +184,8 @@ impl Site {
                 "{name} was viewed for another stream than the one enqueued on: make the view with that one"
             )),
             Some(Origin { ordered: false, .. }) => Err(format!(
-                "cudarc does not order {name} with this stream: make the stream with the CudaContext of the memory, and do not \
-                 only wrap one, or default ones, in it"
+                "cudarc does not order {name} with this stream: use one that the CudaContext of the memory has made \
+                 (new_stream), or the slice's own"
             )),
             _ => Ok(()),
         }

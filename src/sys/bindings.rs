@@ -823,7 +823,8 @@ unsafe extern "C" {
  the peer's window mapped. EPW_ERR_PEER: its process has ended; or it has exported queues that serve a
  former connection of this rank, whose end it had not noticed yet: let it export again. Bounded by the
  deadline. No other call on the buffer waits for it; one that connects or disconnects the same peer
- meanwhile gets EPW_ERR_STATE. Connecting a peer again first disconnects it. While the peer is not active,
+ meanwhile gets EPW_ERR_STATE. Connecting a peer again first disconnects it, unless the blob is refused for
+ what it says: cut, damaged, of another rank or of another configuration. While the peer is not active,
  any thread may call this at any time, also beside operations, none of which it waits for. An active peer
  must have been given up, and no lane may be held.*/
     pub fn epw_buffer_connect(
@@ -1859,10 +1860,10 @@ unsafe extern "C" {
     pub fn epw_release(buffer: *mut epw_buffer, handle: epw_handle) -> epw_status;
 }
 unsafe extern "C" {
-    /** From now on, calls of the calling thread for buffers and communicators are refused if their stream is under
- capture: EPW_ERR_STATE with the text `why`, which must stay valid. NULL, as at first: they are captured.
- Returns what was set before. For callers that cannot promise that a graph is launched only while what it
- uses is there.*/
+    /** From now on, calls of the calling thread for buffers, prefill buffers and communicators are refused if
+ their stream is under capture: EPW_ERR_STATE with the text `why`, which must stay valid. NULL, as at first:
+ they are captured. epw_release is not refused: the lane's next dispatch does it first. Returns what was set
+ before. For callers that cannot promise that a graph is launched only while what it uses is there.*/
     pub fn epw_refuse_captures(
         why: *const ::core::ffi::c_char,
     ) -> *const ::core::ffi::c_char;

@@ -199,8 +199,8 @@ static epw_status gpu_begin_epoch(epw_buffer *b, const epw_mask *active, uint64_
     if (error != cudaSuccess) status = epw_fail_cuda(error, where, "launch of the membership kernel");
     epw_cuda_leave();
     if (status != EPW_OK) return status;
-    epw_ranks_clear(
-        &b->peers.gpu->pinned->revoked); /* no kernel of the old epoch runs, none of the new one */
+    /* No kernel of the old epoch runs any more, and none of the new one does yet. */
+    epw_ranks_clear(&b->peers.gpu->pinned->revoked);
     for (uint32_t i = 0; i < b->config.lanes; i++) {
         g->lanes[i].owes_release = false; /* the kernel frees the lanes */
         b->lanes[i].machine.op = 0;

@@ -440,8 +440,8 @@ static epw_status begin_epoch(void *user, const epw_mask *active, uint64_t epoch
     if (error != cudaSuccess) status = epw_fail_cuda(error, where, "launch of the membership kernel");
     epw_cuda_leave();
     if (status != EPW_OK) return status;
-    epw_ranks_clear(
-        &p->peers.gpu->pinned->revoked); /* no kernel of the old epoch runs, none of the new one */
+    /* No kernel of the old epoch runs any more, and none of the new one does yet. */
+    epw_ranks_clear(&p->peers.gpu->pinned->revoked);
     status = epw_peers_settle_epoch(&p->peers, epoch_word, where);
     for (uint32_t i = 0; i < p->config.ep.lanes; i++) {
         p->lanes[i].own_word = status == EPW_OK ? epoch_word : 0;
