@@ -59,7 +59,7 @@ static bool open_rows(epw_prefill *p, epw_prefill_lane *lane, uint32_t peer, con
                       uint32_t rows) {
     epw_routing *r = lane->routing;
     const epw_opening *opening = (const epw_opening *)(const void *)(slot + sizeof(epw_row_head));
-    if (read_once(&opening->counted) != !lane->again || rows > p->config.ep.max_tokens) return false;
+    if (read_once(&opening->counted) != !lane->again) return false;
     if (lane->again) return rows == r->announced[peer];
     if (!read_counts(p, lane, peer, slot, rows)) return false;
     r->announced[peer] = rows;

@@ -52,13 +52,14 @@
 //! Dropping a handle releases it on the stream of its last call, in whatever state that stream is by then. If it is
 //! under capture, the release becomes part of the graph. If calls on it are refused, for that or another reason, the
 //! release runs at once on the dropping thread's default stream; if it is refused there too, the lane's next dispatch
-//! does it first. If the handle's last call was captured and the capture has ended, the release runs at once and gives up what the graph has not run yet. If its capture was invalidated, the lane's next dispatch does
-//! the release first. If it is the per-thread default stream, it is that of the dropping thread: the release runs after
-//! the handle's last call, but not after what another thread has enqueued since; use `release_on` there.
+//! does it first. If the handle's last call was captured and the capture has ended, the release runs at once and gives
+//! up what the graph has not run yet. If its capture was invalidated, the lane's next dispatch does the release first.
+//! If it is the per-thread default stream, it is that of the dropping thread: the release runs after the handle's last
+//! call, but not after what another thread has enqueued since; use `release_on` there.
 //!
-//! A captured call has no outcome: look at `contributions` and
-//! [`EpBuffer::take_errors`](crate::EpBuffer::take_errors). Its [`Completion`] lets other streams wait for it within the
-//! capture, which they thereby join; and a graph of another stream can wait for calls that are not captured. cudarc's event tracking cannot be captured: switch it off
+//! A captured call has no outcome: look at `contributions` and [`EpBuffer::take_errors`](crate::EpBuffer::take_errors).
+//! Its [`Completion`] lets other streams wait for it within the capture, which they thereby join; and a graph of
+//! another stream can wait for calls that are not captured. cudarc's event tracking cannot be captured: switch it off
 //! (`CudaContext::disable_event_tracking`) for what a graph uses.
 //!
 //! # Prefill
