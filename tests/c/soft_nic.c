@@ -167,7 +167,8 @@ static void fetch_add(end *e, uint32_t key, uint64_t offset, uint64_t addend, ui
     put(at + 56, to, 8);
 }
 
-static void ring(end *e) {
+/* Says what was posted, and does not make the NIC look. */
+static void tell(end *e) {
     const epw_pair_memory *memory = epw_pair_memory_of(e->pair);
     unsigned char record[4], doorbell[8] = {0};
     uint32_t word;
@@ -179,6 +180,10 @@ static void ring(end *e) {
     memcpy(&both, doorbell, sizeof both);
     __atomic_store_n(memory->record + 1, word, __ATOMIC_RELEASE);
     __atomic_store_n(memory->doorbell, both, __ATOMIC_RELEASE);
+}
+
+static void ring(end *e) {
+    tell(e);
     epw_pair_ring(e->pair);
 }
 
@@ -869,6 +874,22 @@ static void a_pair_that_is_given_up_breaks(void) {
     close_two(&t);
 }
 
+/* The NIC hears of an entry after the pair has broken: that entry keeps the cause, later ones are flushed. */
+static void an_entry_completes_once(void) {
+    two t;
+    open_two(&t);
+    write_word(&t.a, t.b.window_key, WORD_AT, 1, true);
+    tell(&t.a);
+    epw_pair_connect(t.a.pair, 0, epw_pair_number(t.b.pair));
+    CHECK(await_broken(&t.a) && await_completion(&t.a, 0, 0xd));
+    CHECK(epw_pair_rung_for(t.a.pair) == 1);
+    CHECK(await_completion(&t.a, 0, 0xd) && syndrome(&t.a) == 0x15);
+    write_word(&t.a, t.b.window_key, WORD_AT, 2, true);
+    ring(&t.a);
+    CHECK(await_completion(&t.a, 1, 0xd) && syndrome(&t.a) == 0x05);
+    close_two(&t);
+}
+
 /* A post has found no room: what was posted before it may be sent, and nothing after it. */
 static void a_queue_that_its_poster_gives_up_breaks(void) {
     for (uint32_t round = 0; round < 50; round++) {
@@ -1039,6 +1060,7 @@ static void all(uint32_t rings) {
     a_key_of_memory_that_is_gone_opens_no_other();
     a_lost_connection_breaks_its_pairs_soon();
     a_pair_that_is_given_up_breaks();
+    an_entry_completes_once();
     a_queue_that_its_poster_gives_up_breaks();
     garbage_ends_the_connection();
     many_pairs_share_a_connection();

@@ -253,6 +253,13 @@ static bool takes_doorbell(const epw_pair *pair) {
     return __atomic_load_n(at, __ATOMIC_RELAXED) != 0 && __atomic_exchange_n(at, 0, __ATOMIC_ACQUIRE) != 0;
 }
 
+/* The pair is broken, and more was rung for. The entry that has failed by itself may be the last of that: an
+ * entry completes once. */
+static void flush(epw_pair *pair) {
+    uint32_t last = (uint32_t)pair->target - 1;
+    if (last != pair->cause.index) complete(pair, last, opcode_at(pair, last), EPW_SYNDROME_FLUSHED, 0);
+}
+
 /* How far it may fetch, according to the doorbell record. Whoever rings writes the record, and after it the
  * doorbell, which announces it: a strict NIC reacts only to the doorbell, as an adapter does. The record is
  * visible earlier, by the time that a GPU's fence takes. Writer of both: the thread that rings, after the
@@ -272,8 +279,7 @@ static void heed(epw_pair *pair) {
     if (overrun) {
         epw_pair_fail_as(pair, (uint32_t)pair->fetched, EPW_SYNDROME_OPERATION, EPW_VENDOR_OVERRUN);
     } else if (atomic_load_explicit(&pair->broken, memory_order_relaxed)) {
-        complete(pair, (uint32_t)pair->target - 1, opcode_at(pair, (uint32_t)pair->target - 1),
-                 EPW_SYNDROME_FLUSHED, 0);
+        flush(pair);
     } else if (pair->link != NULL && epw_pair_has_more(pair)) {
         epw_link_has_sender(pair->link, pair);
     }
