@@ -34,9 +34,9 @@ impl Mask {
     /// The empty set.
     pub const EMPTY: Mask = Mask { words: [0; WORDS] };
 
-    /// The ranks `0..world`.
+    /// The ranks `0..world`, [`MAX_WORLD`] at most.
     pub fn all(world: u32) -> Self {
-        (0..world).collect()
+        (0..world.min(MAX_WORLD)).collect()
     }
 
     /// A set from its words; the inverse of [`Mask::words`].

@@ -58,7 +58,7 @@ impl DType {
 /// Rust types that are elements of tensors.
 ///
 /// # Safety
-/// The type has the size of `DTYPE`, no padding, and every bit pattern is a value of it.
+/// The type has the size and the alignment of `DTYPE`, no padding, and every bit pattern is a value of it.
 pub unsafe trait Element: Copy + Send + Sync + 'static {
     /// The tag of the type.
     const DTYPE: DType;

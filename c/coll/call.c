@@ -147,22 +147,27 @@ static epw_status check_shape(const epw_comm *comm, const epw_coll *c) {
     return status;
 }
 
-/* A pitch must be at least as long as the rows. */
+/* A pitch must be at least as long as the rows: those of the block, and those of all blocks together or, if
+ * the caller says where they begin, of the widest. */
 static epw_status check_pitch(const epw_comm *comm, const epw_coll *c) {
     if (c->rows <= 1) return EPW_OK;
     bool gathers = c->kind == EPW_ALL_GATHER;
     const uint64_t *counts = gathers ? c->recv_counts : c->send_counts;
-    uint64_t own = counts != NULL ? counts[comm->config.rank] : c->count, widest = 0;
+    const uint64_t *offsets = gathers ? c->recv_offsets : c->send_offsets;
+    uint64_t own = counts != NULL ? counts[comm->config.rank] : c->count, row = 0;
     for (uint32_t r = 0; r < comm->layout.ranks; r++) {
         uint64_t count = counts != NULL ? counts[r] : c->count;
-        if (count > widest) widest = count;
+        row = offsets == NULL ? row + count : count > row ? count : row;
     }
     uint64_t single = gathers ? c->send_pitch : c->recv_pitch,
              whole = gathers ? c->recv_pitch : c->send_pitch;
-    if ((single == 0 || single >= own) && (whole == 0 || whole >= widest)) return EPW_OK;
-    return epw_fail(EPW_ERR_INVALID, epw_comm_where(comm, epw_kind_name(c->kind)),
-                    "send_pitch %llu and recv_pitch %llu must be 0 or at least the elements of a row",
-                    (unsigned long long)c->send_pitch, (unsigned long long)c->recv_pitch);
+    if ((single == 0 || single >= own) && (whole == 0 || whole >= row)) return EPW_OK;
+    return epw_fail(
+        EPW_ERR_INVALID, epw_comm_where(comm, epw_kind_name(c->kind)),
+        "send_pitch %llu and recv_pitch %llu must be 0 or at least a row: %llu elements of the block, "
+        "%llu of the matrix",
+        (unsigned long long)c->send_pitch, (unsigned long long)c->recv_pitch, (unsigned long long)own,
+        (unsigned long long)row);
 }
 
 static bool wants_send(const epw_comm *comm, const epw_coll *c) {

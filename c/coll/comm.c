@@ -107,9 +107,7 @@ static epw_status make_host_parts(epw_comm *comm, epw_where where) {
     epw_nonce nonce;
     epw_status status = epw_nonce_make(where, &nonce);
     memcpy(comm->secret, nonce.bytes, sizeof comm->secret);
-    uint64_t ring_bytes = (uint64_t)comm->layout.slots * comm->layout.slot_bytes;
-    if (status == EPW_OK)
-        status = epw_pull_choose(where, ring_bytes, comm->peers.spin_ns == 0, &comm->pull_from);
+    if (status == EPW_OK) status = epw_pull_choose(where, &comm->pull_from);
     if (status == EPW_OK) status = epw_numerics_choose(where, &comm->numerics);
     if (status == EPW_OK) status = epw_sums_choose(where, &comm->sums);
     return status;

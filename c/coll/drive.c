@@ -711,7 +711,10 @@ void epw_comm_look(epw_awaited *self, bool sleeps, uint64_t now) {
 
 epw_status epw_work_await(epw_comm *comm, epw_work work, uint64_t timeout_ns) {
     if (comm == NULL) return epw_fail(EPW_ERR_INVALID, (epw_where){"work_await", -1, -1}, "comm is NULL");
-    if (comm->gpu != NULL) return epw_coll_gpu_work_await(comm, work, timeout_ns);
+    if (comm->gpu != NULL) {
+        epw_status status = epw_coll_gpu_work_await(comm, work, timeout_ns);
+        return status == EPW_PENDING || status == EPW_ERR_STATE ? EPW_OK : status;
+    }
     epw_awaited one = {.look = epw_comm_look, .owner = comm, .of = work, .limit_ns = timeout_ns};
     epw_awaited *all[] = {&one};
     epw_await_any(all, 1, NULL, 0);

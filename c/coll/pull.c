@@ -96,10 +96,8 @@ static uint64_t measured(void) {
     return from;
 }
 
-epw_status epw_pull_choose(epw_where where, uint64_t ring_bytes, bool crowded, uint64_t *out) {
+epw_status epw_pull_choose(epw_where where, uint64_t *out) {
     epw_status status = epw_pull_wanted(where, out);
-    if (status != EPW_OK || *out != 0) return status;
-    *out = measured();
-    if (crowded && *out > ring_bytes) *out = ring_bytes + 1;
-    return EPW_OK;
+    if (status == EPW_OK && *out == 0) *out = measured();
+    return status;
 }

@@ -16,9 +16,7 @@ bool epw_pull_from(uint32_t pid, void *to, uint64_t address, uint64_t bytes);
 epw_status epw_pull_wanted(epw_where where, uint64_t *out);
 
 /* From how many bytes on a piece is read so, UINT64_MAX: none is. That is what the variable says, otherwise
- * what the process measures once, in about a millisecond. But what a ring of ring_bytes does not hold at once
- * is read so if ranks outnumber the cores (`crowded`): they would have to take a core by turns for each ring
- * full. */
-epw_status epw_pull_choose(epw_where where, uint64_t ring_bytes, bool crowded, uint64_t *out);
+ * what the process measures once, in about a millisecond. */
+epw_status epw_pull_choose(epw_where where, uint64_t *out);
 
 #endif

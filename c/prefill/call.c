@@ -138,11 +138,16 @@ static epw_status take_lane(epw_prefill *p, epw_prefill_lane *lane, bool nonbloc
     epw_status status = EPW_OK;
     if (lane->own_word == 0) {
         status = epw_fail(EPW_ERR_STATE, where, "no membership yet: call epw_prefill_set_active first");
+    } else if (lane->running && epw_prefill_abandoned(lane)) {
+        status =
+            epw_fail(EPW_ERR_STATE, where,
+                     "lane %u has an operation that was given up and that peers have not ended yet: call "
+                     "epw_prefill_await and try again, or use another lane",
+                     lane->index);
     } else if (lane->running) {
-        status = epw_fail(
-            EPW_ERR_STATE, where, "lane %u has %s: end it first, or use another lane", lane->index,
-            epw_prefill_abandoned(lane) ? "an operation that was given up and that peers have not ended yet"
-                                        : "an operation under way");
+        status =
+            epw_fail(EPW_ERR_STATE, where,
+                     "lane %u has an operation under way: end it first, or use another lane", lane->index);
     }
     if (status != EPW_OK) epw_prefill_unlock(p, lane);
     return status;

@@ -137,12 +137,12 @@
 //! The times are those of 64 MiB of `f32` between 2 processes on the 2 cores of a virtual machine that nothing else used
 //! (AMD EPYC, 2026-11-29; medians of 5 runs of `bench --ranks 2 --collective all_reduce,all_gather,all_to_all --bytes 64M
 //! --iterations 7`, with `--heap` and with `EPWIRE_PULL_FROM` as `never` and 16384). Which of the last two is faster
-//! depends on the machine, so a process measures it once and takes the faster one, for each size. There is one
-//! exception. A ring holds 256 KiB, and has to be filled several times for a larger piece. If ranks outnumber the cores,
-//! both ends would wait for a core each time, so such pieces are read by `process_vm_readv` in any case. If the cores are
-//! busy with other programs, set `EPWIRE_PULL_FROM=262145` to get the same. A sandbox, Yama's `ptrace_scope` or another
-//! user's process may forbid the call; then `EPWIRE_LOG=path=info` says so for each peer, and all goes through the
-//! rings. Results are the same.
+//! depends on the machine, so a process measures it once and takes the faster one, for each size. It does not know how
+//! busy the cores will be: a ring holds 256 KiB, and has to be filled several times for a larger piece, for which both
+//! ends may have to wait for a core each time. If the cores are busy with other programs, set `EPWIRE_PULL_FROM=262145`,
+//! so that such pieces are read by `process_vm_readv`. A sandbox, Yama's `ptrace_scope` or another user's process may
+//! forbid the call; then `EPWIRE_LOG=path=info` says so for each peer, and all goes through the rings. Results are the
+//! same.
 //!
 //! Registration speeds up nothing on the host, where [`Comm::register`] succeeds and peers map nothing. Messages carry
 //! the addresses of their bytes, so peers can read any memory without an agreement in advance; and private memory of a

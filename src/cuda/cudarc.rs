@@ -13,6 +13,9 @@ use crate::tensor::sealed::Matrix;
 impl<'a> TensorRef<'a> {
     /// A dense matrix of `cols` columns over a slice, to be enqueued on `stream`, which waits for the slice's last writer.
     /// Elements behind the last full row are not part of it.
+    ///
+    /// If the program then reads the slice on another stream while the call may still read it, that stream must first wait for the
+    /// call: see "Memory" in the documentation of [`cuda`](crate::cuda).
     pub fn from_slice<T: Element>(slice: &'a CudaSlice<T>, cols: usize, stream: &'a CudaStream) -> Self {
         Self::over(slice, cols, stream)
     }

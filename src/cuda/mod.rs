@@ -28,7 +28,8 @@
 //! of raw addresses the caller promises all this ([`TensorRef::from_raw`]).
 //!
 //! cudarc orders nothing in a context in which it has no streams but default ones and those that it only wraps. There a
-//! slice can be viewed only for its own stream. In other contexts in which calls were enqueued, a buffer or communicator
+//! slice can be viewed only for its own stream. The per-thread default stream is another one on each thread, though
+//! cudarc sees but one: allocate, use and drop its slices on one thread, also with cudarc's own calls. In other contexts in which calls were enqueued, a buffer or communicator
 //! keeps a stream of its own until it is dropped, so that slices stay in order.
 //!
 //! Addresses are aligned to their element; `x`, `rows`, `expert_out`, `out` and the row stride of `x` to 16 bytes,

@@ -792,8 +792,9 @@ pub struct epw_buffer {
 }
 unsafe extern "C" {
     /** Allocates the window and starts the rank's threads. EPW_ERR_INVALID also if an environment variable cannot
- be followed: EPWIRE_ISA names an instruction set that is unknown or cannot run here, EPWIRE_LOG is no list
- of levels, or the file of EPWIRE_LOG_FILE cannot be opened. config [in], out [out].*/
+ be followed: EPWIRE_ISA names an instruction set that is unknown or cannot run here, or EPWIRE_LOG is no
+ list of levels. EPW_ERR_SYSTEM also if the file of EPWIRE_LOG_FILE cannot be opened, EPW_ERR_LIMIT if its
+ name has more than 1023 bytes. config [in], out [out].*/
     pub fn epw_buffer_create(
         config: *const epw_config,
         out: *mut *mut epw_buffer,
@@ -818,11 +819,11 @@ unsafe extern "C" {
 }
 unsafe extern "C" {
     /** Maps the window that `peer` exported for this rank. Every peer must be connected once before it may be
- active; this rank itself need not be. EPW_ERR_MISMATCH: a field of the configuration differs.
- EPW_ERR_FENCED: a former incarnation of this rank, which may be another buffer of this process, still has
- the peer's window mapped. EPW_ERR_PEER: its process has ended; or it has exported queues that serve a
- former connection of this rank, whose end it had not noticed yet: let it export again. Bounded by the
- deadline. No other call on the buffer waits for it; one that connects or disconnects the same peer
+ active; this rank itself cannot be (EPW_ERR_INVALID). EPW_ERR_MISMATCH: a field of the configuration
+ differs. EPW_ERR_FENCED: a former incarnation of this rank, which may be another buffer of this process,
+ still has the peer's window mapped. EPW_ERR_PEER: its process has ended; or it has exported queues that
+ serve a former connection of this rank, whose end it had not noticed yet: let it export again. Bounded by
+ the deadline. No other call on the buffer waits for it; one that connects or disconnects the same peer
  meanwhile gets EPW_ERR_STATE. Connecting a peer again first disconnects it, unless the blob is refused for
  what it says: cut, damaged, of another rank or of another configuration. While the peer is not active,
  any thread may call this at any time, also beside operations, none of which it waits for. An active peer
@@ -1014,12 +1015,11 @@ unsafe extern "C" {
     /** Ends a step of this buffer: tells all members whether everything that has ended since the last checkpoint
  was complete. An operation counts for the step in which its combine ends. All members end the same steps.
  `step` is at least the one at which the membership began, larger than any before, and at most EPW_STEP_MAX;
- less than 2^22 after the one before, if the membership has had one. A step that is skipped has the verdict
- of the next one. epoch [out]: the present epoch, with which to ask for the verdict. Waits for nobody.
- EPW_ERR_STATE: no membership yet, or CUDA: `stream` is under capture.
- CUDA: enqueues on `stream` a kernel of one block, which runs after everything that calls have enqueued on
- all lanes so far, and before what their next calls enqueue. The caller must order replays of graphs before
- or after it.*/
+ at most 2^22 more than the one before, if the membership has had one. A step that is skipped has the
+ verdict of the next one. epoch [out]: the present epoch, with which to ask for the verdict. Waits for
+ nobody. EPW_ERR_STATE: no membership yet, or CUDA: `stream` is under capture. CUDA: enqueues on `stream` a
+ kernel of one block, which runs after everything that calls have enqueued on all lanes so far, and before
+ what their next calls enqueue. The caller must order replays of graphs before or after it.*/
     pub fn epw_checkpoint(
         buffer: *mut epw_buffer,
         step: u64,
@@ -1718,8 +1718,9 @@ unsafe extern "C" {
 unsafe extern "C" {
     /** Sends this rank's tokens and, if `output` is not NULL, receives those of the others. With `output` NULL
  this is the sending half; receive with epw_dispatch_receive. handle [out] is valid for every status but an
- error. outcome [out] may be NULL; it is filled when the receiving half ends. A wrong or repeated expert id
- is EPW_ERR_INVALID naming row and column, and nothing is sent.*/
+ error. outcome [out] may be NULL; it is filled when the call ends, and by a sending half on the host too,
+ as far as it knows. A wrong or repeated expert id is EPW_ERR_INVALID naming row and column, and nothing is
+ sent.*/
     pub fn epw_dispatch(
         buffer: *mut epw_buffer,
         input: *const epw_dispatch_input,
@@ -2154,7 +2155,9 @@ unsafe extern "C" {
     ) -> epw_status;
 }
 unsafe extern "C" {
-    /// As the functions of these names for a buffer.
+    /** As the functions of these names for a buffer. epw_comm_create: EPW_ERR_INVALID also if EPWIRE_PULL_FROM is
+ no number of bytes. epw_comm_set_active on the host: EPW_ERR_STATE while work is under way; wait for it, or
+ drop it. On a GPU it waits for what has been enqueued.*/
     pub fn epw_comm_create(
         config: *const epw_comm_config,
         out: *mut *mut epw_comm,
@@ -2265,8 +2268,9 @@ unsafe extern "C" {
  ranks are in the mask, with its epoch and step. From then on it is a communicator of its own, with a window
  of its own: its program tells it of later memberships, exports it to ranks that come and connects them, and
  destroys it. EPW_ERR_MISMATCH: masks overlap. EPW_ERR_PEER: a member is missing, or a rank of the mask,
- which is named, could not make or connect its part. Wrong arguments of this rank alone are refused before
- anything is exchanged: the others wait for it, as in any collective. After an error *out is NULL, on all
+ which is named, could not make or connect its part. A mask or config.size that is wrong on this rank alone
+ is refused before anything is exchanged: the others wait for it, as in any collective. Of anything else
+ that is wrong there they are told, by EPW_ERR_PEER. After an error *out is NULL, on all
  ranks of the mask unless the last exchange has lost a rank, and `comm` goes on; on a GPU what was made is
  freed, which waits for the work that runs there. mask [in], config [in], out [out].*/
     pub fn epw_comm_subset(
@@ -2684,7 +2688,8 @@ unsafe extern "C" {
 unsafe extern "C" {
     /** Begins `count` operations, which progress together: sends that cross do not wait for each other.
  Collectives among them keep their order. At most 65536 operations, on GPUs at most 48 sends and receives,
- which are for at most 4 peers per SM of the communicator. A refused call has no effect. outcome [out], of
+ which are for at most 4 peers per SM of the communicator; one that is both sent to and received from counts
+ twice. A refused call has no effect. outcome [out], of
  all of them, may be NULL; it is filled by the call that sees the end.*/
     pub fn epw_group(
         comm: *mut epw_comm,
@@ -2848,7 +2853,9 @@ unsafe extern "C" {
 unsafe extern "C" {
     /** Waits for the work to end, at most timeout_ns (UINT64_MAX: as long as its own deadlines permit).
  EPW_PENDING: it has not ended. Otherwise `work` is consumed, and status and outcome are those that the call
- would have given.*/
+ would have given; but a call that is refused (EPW_ERR_STATE: there is no such work) consumes nothing. CUDA:
+ EPW_ERR_LIMIT if the outcome is not known any more, because an operation that lacked a rank, 256 or more
+ operations later, has taken its place.*/
     pub fn epw_work_wait(
         comm: *mut epw_comm,
         work: epw_work,
@@ -2866,7 +2873,7 @@ unsafe extern "C" {
 }
 unsafe extern "C" {
     /** Sleeps until epw_work_poll may find something new, at most timeout_ns. Touches no buffer of an operation:
- any thread may call it while another polls.*/
+ any thread may call it while another polls. EPW_OK also if the time is over or there is no such work.*/
     pub fn epw_work_await(
         comm: *mut epw_comm,
         work: epw_work,
@@ -3057,7 +3064,8 @@ unsafe extern "C" {
     ) -> epw_status;
 }
 unsafe extern "C" {
-    /// As the functions of these names for a buffer. Free all routings before epw_prefill_destroy.
+    /** As the functions of these names for a buffer. epw_prefill_set_active: EPW_ERR_STATE while an operation is
+ under way or (also on a GPU) a half of one is still to come. Free all routings before epw_prefill_destroy.*/
     pub fn epw_prefill_create(
         config: *const epw_prefill_config,
         out: *mut *mut epw_prefill,
@@ -3401,7 +3409,10 @@ pub const EPW_HALF_COUNTS: u32 = 1;
 unsafe extern "C" {
     /** Sends this rank's tokens and, if `output` is not NULL, receives those of the others. input->layout keeps
  its initial value. With input->nonblocking, epw_prefill_poll continues the operation. outcome [out] may be
- NULL; it is filled when the operation ends. A call that is refused has no effect.*/
+ NULL; it is filled when the operation ends. A call that is refused has no effect.
+ Of a split operation, here and in combine, the inputs of the first half must stay valid and unchanged until
+ the receiving half has ended or the operation is given up: that half reads them too (on a GPU: until the
+ stream has run it). This differs from epw_dispatch, whose sending half on the host copies everything.*/
     pub fn epw_prefill_dispatch(
         prefill: *mut epw_prefill,
         routing: *mut epw_routing,
@@ -3656,7 +3667,10 @@ unsafe extern "C" {
  epw_routing_free does, and keeps the routing: after a dispatch it is empty; after a combine, and after a
  dispatch with EPW_ROUTE_AGAIN that had no topk_weights, it is as before, and may be combined or used again.
  A call that waits for the operation in another thread ends with EPW_ERR_STATE. EPW_ERR_STATE in a forked
- child.*/
+ child.
+ What peers still need of it the lane's next call does first: a blocking one waits for that, a non-blocking
+ one is EPW_ERR_STATE until it is done, so call epw_prefill_await and repeat it. The same holds after
+ epw_routing_free.*/
     pub fn epw_prefill_cancel(
         prefill: *mut epw_prefill,
         routing: *mut epw_routing,

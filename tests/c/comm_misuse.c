@@ -79,6 +79,10 @@ static void operations_are_refused_by_field(epw_comm *comm) {
                  c.send_offsets = counts);
     REFUSED_COLL(EPW_BROADCAST, EPW_ERR_INVALID, "rows and pitches", c.rows = 2);
     REFUSED_COLL(EPW_ALL_GATHER, EPW_ERR_INVALID, "send_pitch 3", c.rows = 2; c.send_pitch = 3);
+    REFUSED_COLL(EPW_ALL_GATHER, EPW_ERR_INVALID, "of the block, 8 of the matrix", c.rows = 2;
+                 c.recv_pitch = 7);
+    REFUSED_COLL(EPW_REDUCE_SCATTER, EPW_ERR_INVALID, "of the block, 8 of the matrix", c.rows = 2;
+                 c.send_pitch = 7);
     REFUSED_COLL(EPW_ALL_GATHER, EPW_ERR_LIMIT, "rows is ", c.rows = UINT64_MAX);
     REFUSED_COLL(EPW_ALL_GATHER, EPW_ERR_LIMIT, "rows is 1073741824 and count 1048576: these are more than",
                  c.rows = 1 << 30;
