@@ -1072,7 +1072,8 @@ EPW_API epw_status epw_dequantize_fp8(uint32_t payload, uint32_t dtype, uint64_t
  * NaN if any element is one, and treat -0 as less than +0. EPW_AVERAGE divides the sum by the number of
  * members: floats before the rounding, integers exactly, then rounded towards zero. With one member the
  * element is copied. So the bits are the same on every rank, on every device and in every run. Sums are never
- * in two levels: no partial sums of the ranks of a host, or of any other group, are added up.
+ * in two levels: no partial sums of the ranks of a host, or of any other group, are added up. A program that
+ * wants that makes it of subsets: the guide of the Rust crate, page collectives, shows how.
  *
  * Buffers may have any alignment and any count; with a count of 0 they may be NULL. `send` and `recv` may be
  * the same where the description says "in place"; otherwise they must not overlap.
