@@ -91,6 +91,7 @@ static group world;
 static pthread_barrier_t all_here;
 static bool came_back[2];         /* rank 2 with these ranks; barriers pass it on */
 static atomic_uint with_suspects; /* epochs that ended for a rank with suspects */
+static atomic_uint reconnected;   /* how often rank 2 returned to a rank */
 
 typedef enum trouble {
     NONE,
@@ -215,15 +216,19 @@ static void *troubled(void *argument) {
     uint64_t seed = 77 + rank;
     for (uint32_t epoch = 1; epoch <= EPOCHS; epoch++) {
         pthread_barrier_wait(&all_here);
-        /* In some epochs a rank returns that the others had disconnected. */
-        if (epoch % 4 == 0 && rank != 2) {
+        /* After each epoch with late ranks, rank 2 returns to those that suspect it. */
+        bool returns = epoch > 1 && epoch % 2 == 1;
+        if (returns && rank != 2) {
             epw_status status = epw_buffer_disconnect(world.of[rank], 2);
             CHECK(status == EPW_OK || status == EPW_ERR_STATE); /* depends on whether it was suspected */
-            if (status == EPW_OK) CHECK_OK(connect_to(world.of[rank], rank, world.of[2], 2));
             came_back[rank] = status == EPW_OK;
+            if (came_back[rank]) {
+                CHECK_OK(connect_within(world.of[rank], rank, world.of[2], 2, SETUP_NS));
+                atomic_fetch_add(&reconnected, 1);
+            }
         }
         pthread_barrier_wait(&all_here);
-        for (uint32_t r = 0; r < 2 && epoch % 4 == 0 && rank == 2; r++) {
+        for (uint32_t r = 0; r < 2 && returns && rank == 2; r++) {
             if (!came_back[r]) continue;
             CHECK_OK(epw_buffer_revoke(world.of[2],
                                        &(epw_mask){{UINT64_C(1) << r}})); /* a member must be revoked first */
@@ -280,6 +285,7 @@ static void an_epoch_of_trouble_leaves_none_to_the_next(void) {
     pthread_join(onlooker, NULL);
     pthread_barrier_destroy(&all_here);
     CHECK_MSG(with_suspects > 0 && with_suspects < RANKS * EPOCHS, "%u", with_suspects);
+    CHECK_MSG(reconnected > 0, "rank 2 was never disconnected");
     destroy(&world);
 }
 

@@ -112,7 +112,7 @@ static inline void take_path(epw_config *config, epw_fabric **fabric) {
 /* A peer has connected this rank again. Over queues that is not enough: a queue serves both directions, and
  * its other end is gone. */
 static inline void connect_back(epw_buffer *from, uint32_t rank, epw_buffer *to, uint32_t peer) {
-    if (path_of_test() == EPW_PATH_QUEUE) CHECK_OK(connect_to(from, rank, to, peer));
+    if (path_of_test() == EPW_PATH_QUEUE) CHECK_OK(connect_within(from, rank, to, peer, SETUP_NS));
 }
 
 /* Makes a rank to which nobody is connected yet. */
