@@ -720,7 +720,14 @@ static void a_receive_ends_when_its_answer_is_written(void) {
     struct sigaction action = {.sa_handler = pause_here};
     sigaction(SIGUSR1, &action, NULL);
     if (pthread_create(&t.thread, NULL, lend_and_pause, &t) != 0) abort();
-    nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL); /* until it has written its offer */
+    bool offered = false;
+    for (uint64_t began = epw_now_ns(); !offered && epw_now_ns() - began < 10000 * MS;) {
+        const epw_comm *own = t.c.of[0];
+        uint64_t posted = epw_word_from(&own->peers, EPW_CHANNEL_POINT, 1, EPW_WORD_POSTED);
+        offered = epw_word_epoch(posted) == epw_word_epoch(own->own_word) && epw_word_step(posted) == 1;
+        if (!offered) nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+    }
+    CHECK_MSG(offered, "rank 1 has not written its offer");
     pthread_kill(t.thread, SIGUSR1);
     unsigned char small[SMALL_ONES] = {1, 2}, *got = malloc(PAUSED_BYTES);
     if (got == NULL) abort();

@@ -177,7 +177,7 @@ static void processes_write_through_to_each_other(void) {
 
 /* Mapping a large window takes a while, which counts towards the deadline, too. */
 static void an_import_ends_with_its_deadline_also_while_it_maps(void) {
-    enum { TRIES = 20 };
+    enum { TRIES = 21 };
     spec of = spec_of(0);
     of.bytes = 1ull << 28;
     end a = open_end(of);
@@ -196,14 +196,19 @@ static void an_import_ends_with_its_deadline_also_while_it_maps(void) {
         epw_import_close(import);
     }
     bool while_mapping = false;
-    for (int i = 0; i < TRIES && !while_mapping; i++) { /* connecting alone may take as long */
+    for (int i = 0; i < TRIES && !while_mapping; i++) {
+        /* On busy cores connecting alone may take as long; and half the time may suffice when they are idle
+         * again. */
+        uint64_t part = UINT64_C(8) >> i % 3;
         import = NULL;
         begin = epw_now_ns();
-        epw_status status = epw_window_import(b.window, 0, a.blob, a.length, all / 8, &import);
+        epw_status status = epw_window_import(b.window, 0, a.blob, a.length, all / part, &import);
         uint64_t took = epw_now_ns() - begin;
-        CHECK_MSG(status == EPW_ERR_TIMEOUT && !import, "status %d within %llu us of %llu", status,
+        bool late = status == EPW_ERR_TIMEOUT && !import;
+        CHECK_MSG(late || (part < 8 && status == EPW_OK), "status %d within %llu us of %llu", status,
                   (unsigned long long)took / 1000, (unsigned long long)all / 1000);
-        while_mapping = strstr(epw_last_error(), "mapping the peer's window of 268435456 bytes takes longer");
+        while_mapping =
+            late && strstr(epw_last_error(), "mapping the peer's window of 268435456 bytes takes longer");
         epw_import_close(import);
     }
     CHECK(while_mapping);
