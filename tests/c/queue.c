@@ -788,7 +788,6 @@ static void the_first_error_is_found_by_all(void) {
         uint64_t began = epw_now_ns();
         while (!epw_queue_failed(&r->q, &fault) && epw_now_ns() - began < 5000 * MS) sched_yield();
         CHECK(fault.syndrome == 0x13 && fault.vendor == 0x81 && fault.index == fails_at);
-        CHECK(epw_queue_is_done(&r->q, fails_at) || fails_at == 0 || !epw_queue_is_done(&r->q, fails_at + 1));
         /* Later entries are flushed, and do not hide the cause. */
         for (uint64_t i = fails_at + 1; i < fails_at + 6; i++) post(r, i, true);
         nanosleep(&(struct timespec){0, 2 * (long)MS}, NULL);
