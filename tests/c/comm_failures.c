@@ -306,8 +306,11 @@ static void part_at_once(uint32_t rank, void *context) {
 }
 
 static void last_words_count_also_between_two_looks(void) {
-    if (path_of_test() == EPW_PATH_QUEUE)
-        return; /* behind queues nothing is lent, and a rank that is held up sends nothing */
+    if (path_of_test() == EPW_PATH_QUEUE) {
+        printf("ignored: last_words_count_also_between_two_looks: behind queues nothing is lent, and a rank "
+               "that is held up sends nothing\n");
+        return;
+    }
     struct sigaction held = {.sa_handler = hold_up}, before;
     sigaction(SIGUSR1, &held, &before);
     for (useconds_t round = 0; round < HELD_UP_ROUNDS; round++) {
