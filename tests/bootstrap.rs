@@ -27,7 +27,16 @@ fn quick() -> Heartbeat {
 }
 
 fn serve(world: u32) -> Server {
-    let options = ServerOptions::new("run", world).join_deadline(10 * SECOND).heartbeat(quick());
+    serve_with(world, quick())
+}
+
+/// For a mute member, which renews no lease, and must not be evicted on a busy machine.
+fn serve_patiently(world: u32) -> Server {
+    serve_with(world, quick().lease(30 * SECOND))
+}
+
+fn serve_with(world: u32, heartbeat: Heartbeat) -> Server {
+    let options = ServerOptions::new("run", world).join_deadline(10 * SECOND).heartbeat(heartbeat);
     Server::bind_blocking("127.0.0.1:0", options).unwrap()
 }
 
@@ -684,7 +693,7 @@ fn of_two_members_none_is_outvoted_until_somebody_reports_its_death() {
 /// A member that is asked how far it has got, and does not answer, keeps the change open.
 #[test]
 fn a_change_that_a_member_aborts_ends_with_its_name_for_whoever_waits() {
-    let server = serve(3);
+    let server = serve_patiently(3);
     let address = server.local_addr();
     let members = std::thread::spawn(move || join_all([0, 1].map(|rank| options(rank, 3, address))));
     let mut mute = Raw::connect(address).handshake();
@@ -740,10 +749,7 @@ fn any_member_can_name_the_present_member_of_a_rank() {
 /// The newcomer's call waits to be admitted by a change, which a member keeps open.
 #[test]
 fn a_newcomer_learns_that_its_admission_is_aborted() {
-    // The mute member renews no lease, and must not be evicted on a busy machine.
-    let patient =
-        ServerOptions::new("run", 3).join_deadline(10 * SECOND).heartbeat(quick().lease(30 * SECOND));
-    let server = Server::bind_blocking("127.0.0.1:0", patient).unwrap();
+    let server = serve_patiently(3);
     let address = server.local_addr();
     let members = std::thread::spawn(move || join_all([0, 2].map(|rank| options(rank, 3, address))));
     let mut mute = Raw::connect(address).handshake();

@@ -1,5 +1,6 @@
 //! Every operation, blocking and as a future, against its expected result.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use epwire::comm::{Blocks, Call, CommConfig, Number, Reduction};
@@ -449,17 +450,22 @@ fn messages_are_matched_by_peer_and_tag_in_order() {
 
 #[test]
 fn work_is_waited_for_as_long_as_is_said() {
+    let has_waited = AtomicBool::new(false);
     ranks(2, &CommConfig::default(), |comm| {
         let me = comm.rank();
         if me == 1 {
-            std::thread::sleep(std::time::Duration::from_secs(1));
+            let began = Instant::now();
+            while !has_waited.load(Ordering::Relaxed) {
+                assert!(began.elapsed() < Duration::from_secs(60), "rank 0 has not waited");
+                std::thread::sleep(Duration::from_millis(1));
+            }
             complete(comm.barrier_blocking());
             return;
         }
         let work = comm.barrier().try_wait().expect_err("rank 1 is late");
-        let work = work.wait_for(std::time::Duration::from_millis(10)).expect_err("rank 1 is still late");
-        let (outcome, ()) =
-            work.wait_for(std::time::Duration::from_secs(60)).expect("rank 1 has arrived by now");
+        let work = work.wait_for(Duration::from_millis(10)).expect_err("rank 1 is still late");
+        has_waited.store(true, Ordering::Relaxed);
+        let (outcome, ()) = work.wait_for(Duration::from_secs(60)).expect("rank 1 has arrived by now");
         assert!(outcome.unwrap().is_complete());
     });
 }
