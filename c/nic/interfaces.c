@@ -1,6 +1,8 @@
 /* See interfaces.h. */
 #include "nic/interfaces.h"
 
+#include "base/log.h"
+
 #include <errno.h>
 #include <ifaddrs.h>
 #include <net/if.h>
@@ -57,16 +59,19 @@ static bool is_up(const struct ifaddrs *i) {
 }
 
 /* Adds the addresses of the loopback interface, or of all others. Several interfaces may have the same one,
- * on which only one listener can listen at a port. */
-static void add(const struct ifaddrs *all, const char *filter, bool loopback, epw_addresses *out) {
-    for (const struct ifaddrs *i = all; i && out->count < EPW_ADDRESSES_MAX; i = i->ifa_next) {
+ * on which only one listener can listen at a port. Returns for how many there was no room. */
+static uint32_t add(const struct ifaddrs *all, const char *filter, bool loopback, epw_addresses *out) {
+    uint32_t left_out = 0;
+    for (const struct ifaddrs *i = all; i; i = i->ifa_next) {
         epw_address found;
         if (!is_up(i) || !epw_address_from_socket(i->ifa_addr, &found)) continue;
         if (((i->ifa_flags & IFF_LOOPBACK) != 0) != loopback) continue;
         if (epw_address_is_link_local(&found) || !epw_interface_wanted(filter, i->ifa_name)) continue;
         found.port = 0;
-        epw_addresses_add(out, &found);
+        left_out += out->count == EPW_ADDRESSES_MAX;
+        if (out->count < EPW_ADDRESSES_MAX) epw_addresses_add(out, &found);
     }
+    return left_out;
 }
 
 static bool names_loopback(const struct ifaddrs *all, const char *filter) {
@@ -93,8 +98,13 @@ epw_status epw_interfaces_addresses(const char *filter, epw_where where, epw_add
     struct ifaddrs *all = NULL;
     *out = (epw_addresses){0};
     if (getifaddrs(&all)) return epw_fail_errno(errno, where, "getifaddrs");
-    add(all, filter, false, out);
-    if (out->count == 0 || names_loopback(all, filter)) add(all, filter, true, out);
+    uint32_t left_out = add(all, filter, false, out);
+    if (out->count == 0 || names_loopback(all, filter)) left_out += add(all, filter, true, out);
+    if (left_out > 0)
+        epw_log(EPW_LOG_NIC, EPW_LOG_WARN, where,
+                "of this host's addresses peers are offered the first %d, and %u more are not: choose "
+                "interfaces with EPWIRE_IFNAME",
+                EPW_ADDRESSES_MAX, left_out);
     epw_status status = EPW_OK;
     if (out->count == 0) {
         char names[256];

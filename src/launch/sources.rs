@@ -88,11 +88,23 @@ pub(super) enum RunId {
     JobStep(FirstOf, FirstOf),
 }
 
+const TORCHRUN: Row = Row {
+    source: Source::Torchrun,
+    claims: &["RANK"],
+    rank: &["RANK"],
+    world: &["WORLD_SIZE"],
+    local_rank: &["LOCAL_RANK"],
+    local_world: &["LOCAL_WORLD_SIZE"],
+    local: Local::Given,
+    address: Meeting::Master,
+    run_id: RunId::FirstOf(&["TORCHELASTIC_RUN_ID"]),
+};
+
 /// Inner launchers come before those that may have started them: `torchrun` and `mpirun` run inside Slurm jobs, whose
 /// variables their processes inherit, and these variables describe `mpirun` itself, not the rank. `srun` with a PMI
 /// plugin sets both Slurm's and PMI's variables; only Slurm's name the host to meet at. Hydra is distinguished from
 /// those plugins by MPI_LOCALRANKID.
-pub(super) const SOURCES: [Row; 7] = [
+pub(super) const SOURCES: [Row; 8] = [
     Row {
         source: Source::Epwire,
         claims: &["EPWIRE_RANK", "EPWIRE_WORLD"],
@@ -104,17 +116,7 @@ pub(super) const SOURCES: [Row; 7] = [
         address: Meeting::Given,
         run_id: RunId::FirstOf(&["EPWIRE_RUN_ID"]),
     },
-    Row {
-        source: Source::Torchrun,
-        claims: &["RANK", "WORLD_SIZE"],
-        rank: &["RANK"],
-        world: &["WORLD_SIZE"],
-        local_rank: &["LOCAL_RANK"],
-        local_world: &["LOCAL_WORLD_SIZE"],
-        local: Local::Given,
-        address: Meeting::Master,
-        run_id: RunId::FirstOf(&["TORCHELASTIC_RUN_ID"]),
-    },
+    TORCHRUN,
     Row {
         source: Source::OpenMpi,
         claims: &["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"],
@@ -170,4 +172,6 @@ pub(super) const SOURCES: [Row; 7] = [
         address: Meeting::Leader(&["LWS_LEADER_ADDRESS"]),
         run_id: RunId::FirstOf(&["LWS_LEADER_ADDRESS"]),
     },
+    // Last: batch scripts of other launchers often export it.
+    Row { claims: &["WORLD_SIZE"], ..TORCHRUN },
 ];

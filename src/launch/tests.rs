@@ -248,6 +248,16 @@ fn each_missing_variable_is_named() {
     }
 }
 
+/// As batch scripts do that serve programs of torchrun too.
+#[test]
+fn a_world_size_alone_does_not_hide_the_launcher() {
+    let exported = [("MASTER_ADDR", "n01"), ("MASTER_PORT", "29500"), ("WORLD_SIZE", "8")];
+    for set in [SLURM, OPEN_MPI] {
+        assert_eq!(launch(&with(set, &exported)).source, launch(set).source);
+    }
+    assert!(error(&exported).contains("RANK"));
+}
+
 #[test]
 fn bad_values_are_named_with_their_limit() {
     for (set, variable, value, limit) in [

@@ -155,7 +155,7 @@ pub(super) async fn receive_guest(
     let talk = async {
         let (theirs, client_nonce) = match receive(stream, OP, peer).await? {
             Frame::Hello { run_id, nonce } => (run_id, nonce),
-            other => return Err(unexpected(OP, peer, other)),
+            _ => return Err(stray(OP, peer)),
         };
         send(stream, OP, peer, &Frame::Challenge { nonce: server_nonce }).await?;
         let transcript = Transcript { run_id: theirs, client_nonce, server_nonce };
@@ -171,7 +171,7 @@ pub(super) async fn receive_guest(
             Frame::Proof { .. } => {
                 Err(BootstrapError::WrongToken { op: OP.to_owned(), peer: peer.to_owned() })
             }
-            other => Err(unexpected(OP, peer, other)),
+            _ => Err(stray(OP, peer)), // no text of a stranger gets into the log
         }
     };
     let result = tokio::select! {
@@ -210,12 +210,13 @@ async fn receive(
 fn unexpected(op: &str, peer: &str, frame: Frame) -> BootstrapError {
     match frame {
         Frame::Refused { error } => error,
-        _ => BootstrapError::Garbage {
-            op: op.to_owned(),
-            peer: peer.to_owned(),
-            detail: "a frame that does not belong in the handshake".to_owned(),
-        },
+        _ => stray(op, peer),
     }
+}
+
+fn stray(op: &str, peer: &str) -> BootstrapError {
+    let detail = "a frame that does not belong in the handshake".to_owned();
+    BootstrapError::Garbage { op: op.to_owned(), peer: peer.to_owned(), detail }
 }
 
 /// Most body bytes once the handshake is over.

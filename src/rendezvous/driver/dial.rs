@@ -147,11 +147,9 @@ async fn attempt(
 ) -> Result<Try, BootstrapError> {
     let unreachable = |detail: String| Ok(Try::Failed(nobody(address, deadline, &detail)));
     let began = Instant::now();
-    let mut stream = match timeout(left.min(CONNECT), connect(address, credentials.token.as_ref())).await {
-        Ok(Ok(Ok(stream))) => stream,
-        Ok(Ok(Err(detail))) => return unreachable(detail),
-        Ok(Err(error)) => return Err(error),
-        Err(_) => return unreachable("no answer".to_owned()),
+    let mut stream = match connect(address, credentials.token.as_ref(), left).await? {
+        Ok(stream) => stream,
+        Err(detail) => return unreachable(detail),
     };
     let Credentials { run_id, token, session, heartbeat } = credentials;
     let patience = heartbeat.handshake.min(left.saturating_sub(began.elapsed()));
@@ -177,15 +175,18 @@ async fn attempt(
     }
 }
 
-/// A connection to the first address of the name that accepts, or why there is none.
-async fn connect(address: &str, token: Option<&Token>) -> Result<Result<TcpStream, String>, BootstrapError> {
-    let mut detail = "the name has no address".to_owned();
-    let candidates = match tokio::net::lookup_host(address).await {
-        Ok(candidates) => candidates.collect::<Vec<_>>(),
-        Err(error) => {
-            detail = error.to_string();
-            Vec::new()
-        }
+/// A connection to the first address of the name that accepts, or why there is none. A resolver may take longer than a
+/// connection may: it asks one server after the other.
+async fn connect(
+    address: &str,
+    token: Option<&Token>,
+    left: Duration,
+) -> Result<Result<TcpStream, String>, BootstrapError> {
+    let began = Instant::now();
+    let candidates = match timeout(left, tokio::net::lookup_host(address)).await {
+        Ok(Ok(candidates)) => candidates.collect::<Vec<_>>(),
+        Ok(Err(error)) => return Ok(Err(error.to_string())),
+        Err(_) => return Ok(Err("its name was not resolved".to_owned())),
     };
     let (permitted, refused): (Vec<_>, Vec<_>) = candidates
         .into_iter()
@@ -194,9 +195,11 @@ async fn connect(address: &str, token: Option<&Token>) -> Result<Result<TcpStrea
     if let (true, Some(Err(error))) = (permitted.is_empty(), refused.into_iter().next()) {
         return Err(error);
     }
-    Ok(match first_to_accept(permitted.into_iter().flatten()).await {
-        Some(accepted) => accepted.map_err(|error| error.to_string()),
-        None => Err(detail),
+    let patience = left.saturating_sub(began.elapsed()).min(CONNECT);
+    Ok(match timeout(patience, first_to_accept(permitted.into_iter().flatten())).await {
+        Ok(Some(accepted)) => accepted.map_err(|error| error.to_string()),
+        Ok(None) => Err("the name has no address".to_owned()),
+        Err(_) => Err("no answer".to_owned()),
     })
 }
 

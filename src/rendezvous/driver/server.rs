@@ -110,11 +110,11 @@ impl Server {
     ///
     /// Errors: [`BootstrapError::TokenRequired`] for an address other than loopback without a token,
     /// [`BootstrapError::System`] if the address cannot be bound or the state file cannot be used,
-    /// [`BootstrapError::Invalid`] if that file belongs to another run, [`BootstrapError::Limit`] for a world outside 1
+    /// [`BootstrapError::Invalid`] if its name does not resolve or that file belongs to another run, [`BootstrapError::Limit`] for a world outside 1
     /// to 1024. Works with any async runtime or none.
     pub async fn bind(address: &str, options: ServerOptions) -> Result<Self, BootstrapError> {
         let machine = Machine::new(settings(&options, true))?;
-        Self::start(address, None, options, Part::Alone(Box::new(machine))).await
+        Self::start(address, None, options, Part::Alone(Box::new(machine)), Duration::ZERO).await
     }
 
     /// The server of the member that begins the run; the servers of others can take over from it.
@@ -127,12 +127,14 @@ impl Server {
         {
             let settings = settings(&options, false);
             Machine::new(settings.clone())?; // checks that it can be made
-            Self::start(address, None, options, Part::Founds(settings, _seat)).await
+            let patience = options.join_deadline;
+            Self::start(address, None, options, Part::Founds(settings, _seat), patience).await
         }
         #[cfg(not(feature = "succession"))]
         {
             let machine = Machine::new(settings(&options, false))?;
-            Self::start(address, None, options, Part::Alone(Box::new(machine))).await
+            let patience = options.join_deadline;
+            Self::start(address, None, options, Part::Alone(Box::new(machine)), patience).await
         }
     }
 
@@ -145,16 +147,18 @@ impl Server {
         _seat: Seat,
     ) -> Result<Option<Self>, BootstrapError> {
         #[cfg(feature = "succession")]
-        return Self::start(_address, _ports, _options, Part::Follows(_seat)).await.map(Some);
+        return Self::start(_address, _ports, _options, Part::Follows(_seat), Duration::ZERO).await.map(Some);
         #[cfg(not(feature = "succession"))]
         Ok(None)
     }
 
+    /// `patience`: for how long a name that does not resolve is looked up again.
     async fn start(
         address: &str,
         ports: Option<(u16, u16)>,
         options: ServerOptions,
         part: Part,
+        patience: Duration,
     ) -> Result<Self, BootstrapError> {
         let options = ServerOptions { heartbeat: options.heartbeat.bounded(), ..options };
         let mut op = format!("serve the rendezvous at {address}");
@@ -167,7 +171,8 @@ impl Server {
         let (run_id, token) = (options.run_id.clone(), options.token.clone());
         spawn("epwire-server", move || async move {
             let began = async {
-                let (listener, local) = listen(&op, &address, ports, options.token.as_ref()).await?;
+                let candidates = resolve(&op, &address, patience, options.join_deadline).await?;
+                let (listener, local) = listen(&op, candidates, ports, options.token.as_ref()).await?;
                 let (hub, own) = part.begin(&op, local, &options).await?;
                 Ok((listener, local, hub, own))
             };
@@ -320,14 +325,37 @@ impl Seat {
     }
 }
 
-async fn listen(
+/// The addresses of a name that DNS may learn of later than its host starts. Each look-up ends within `deadline`.
+async fn resolve(
     op: &str,
     address: &str,
+    patience: Duration,
+    deadline: Duration,
+) -> Result<Vec<SocketAddr>, BootstrapError> {
+    const PAUSE: Duration = Duration::from_millis(500);
+    let began = Instant::now();
+    loop {
+        let found = timeout(deadline, tokio::net::lookup_host(address)).await;
+        let (detail, is_final) = match found {
+            Ok(Ok(candidates)) => return Ok(candidates.collect()),
+            Ok(Err(error)) => (error.to_string(), error.kind() == std::io::ErrorKind::InvalidInput),
+            Err(_) => ("its name was not resolved in this time".to_owned(), true),
+        };
+        if is_final || began.elapsed() + PAUSE >= patience {
+            let (op, field, value) = (op.to_owned(), "address".to_owned(), address.to_owned());
+            return Err(BootstrapError::Invalid { op, field, value, reason: detail });
+        }
+        sleep(PAUSE).await;
+    }
+}
+
+async fn listen(
+    op: &str,
+    mut candidates: Vec<SocketAddr>,
     ports: Option<(u16, u16)>,
     token: Option<&Token>,
 ) -> Result<(TcpListener, SocketAddr), BootstrapError> {
     let system = |error: std::io::Error| BootstrapError::system(op, &error);
-    let mut candidates: Vec<SocketAddr> = tokio::net::lookup_host(address).await.map_err(system)?.collect();
     if let Some((first, last)) = ports {
         let of = |at: SocketAddr| (first..=last).map(move |port| SocketAddr::new(at.ip(), port));
         candidates = candidates.into_iter().flat_map(of).collect();

@@ -27,6 +27,8 @@ pub(crate) struct StateFile {
     length: u64,
     /// Bytes of it that are not records.
     base: u64,
+    /// Length before which it is not compacted: the last try has failed.
+    not_before: u64,
     /// Time of the last record.
     last: Duration,
     /// The contents of the disk are uncertain after an error: nothing more may be promised.
@@ -68,7 +70,8 @@ impl StateFile {
         };
         sync_folder(&path).map_err(said)?;
         let Told { machine, last, base, length } = told;
-        Ok((Self { path, file, length, base, last, broken: false, _lock: lock }, machine, last))
+        let file = Self { path, file, length, base, not_before: 0, last, broken: false, _lock: lock };
+        Ok((file, machine, last))
     }
 
     /// Adds records, whose times do not decrease. They are on disk when this returns, with a single sync unless they
@@ -96,20 +99,30 @@ impl StateFile {
     ///
     /// Errors: [`BootstrapError::System`]. Unless appending fails as well, nothing has changed then.
     pub(crate) fn compact(&mut self, machine: &Machine, now: Duration) -> Result<(), BootstrapError> {
-        if self.length < LEAST_BYTES.max(self.base.saturating_mul(GROWTH)) {
+        if self.length < LEAST_BYTES.max(self.base.saturating_mul(GROWTH)).max(self.not_before) {
             return Ok(());
         }
+        // After a failure, of a full disk for example, only once the file has grown again by half.
+        self.not_before = self.length.saturating_add(self.length / 2);
         self.rewrite(machine, now)
     }
 
     fn rewrite(&mut self, machine: &Machine, now: Duration) -> Result<(), BootstrapError> {
         self.usable()?;
         let last = self.last.max(now);
-        let (file, length) =
-            write_beside(&self.path, machine, last).map_err(|error| refusal(KEEP, &self.path, &error))?;
-        match fs::rename(beside(&self.path, NEW), &self.path) {
-            Err(error) => return Err(refusal(KEEP, &self.path, &error)),
-            Ok(()) => (self.file, self.length, self.base, self.last) = (file, length, length, last),
+        let written = write_beside(&self.path, machine, last).and_then(|written| {
+            fs::rename(beside(&self.path, NEW), &self.path)?;
+            Ok(written)
+        });
+        match written {
+            Ok((file, length)) => {
+                (self.file, self.length, self.base, self.last) = (file, length, length, last);
+                self.not_before = 0;
+            }
+            Err(error) => {
+                let _ = remove(&beside(&self.path, NEW)); // records need the space that it takes
+                return Err(refusal(KEEP, &self.path, &error));
+            }
         }
         // Until the new name is on disk, records in the new file may be lost together with it.
         sync_folder(&self.path).map_err(|error| self.breaks(&error))

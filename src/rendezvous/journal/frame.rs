@@ -50,7 +50,9 @@ pub(super) fn read(file: &mut impl Read, at: u64, end: u64) -> io::Result<Piece>
     file.read_exact(header.as_flattened_mut())?;
     let [length, of_length, of_body] = header;
     if of_length != check(at, &length) {
-        return Ok(if header.as_flattened() == [0; HEADER_BYTES] { Piece::Last } else { Piece::Damaged });
+        let nothing = header.as_flattened() == [0; HEADER_BYTES];
+        let torn = nothing || (header.as_flattened().ends_with(&[0]) && ends_in_zeros(file)?);
+        return Ok(if torn { Piece::Last } else { Piece::Damaged });
     }
     let length = u64::from_le_bytes(length);
     let left = there - HEADER_BYTES as u64;
@@ -65,6 +67,20 @@ pub(super) fn read(file: &mut impl Read, at: u64, end: u64) -> io::Result<Piece>
         false if length == left => Piece::Last,
         false => Piece::Damaged,
     })
+}
+
+/// Whether nothing but zeros is left in the file.
+fn ends_in_zeros(file: &mut impl Read) -> io::Result<bool> {
+    let mut part = [0; 4096];
+    loop {
+        match file.read(&mut part) {
+            Ok(0) => return Ok(true),
+            Ok(length) if part[..length].iter().all(|byte| *byte == 0) => {}
+            Ok(_) => return Ok(false),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
 }
 
 /// A check that these bytes were written at this offset.
@@ -101,6 +117,14 @@ mod tests {
         assert_eq!(read_at(&zeros, 0), Piece::Last);
         zeros.push(1);
         assert_eq!(read_at(&zeros, 0), Piece::Damaged, "another one follows");
+        for cut in 0..bytes.len() {
+            let mut torn = bytes.clone();
+            torn[cut..].fill(0);
+            assert_eq!(read_at(&torn, 0), Piece::Last, "zeros from {cut} on");
+            torn.push(1);
+            let follows = read_at(&torn, 0);
+            assert!(matches!(follows, Piece::Damaged) || cut == 0, "{cut}: {follows:?}");
+        }
         zeros.fill(0);
         assert_eq!(read_at(&zeros, 0), Piece::Last);
         for at in 0..24 {

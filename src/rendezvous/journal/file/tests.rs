@@ -305,6 +305,27 @@ fn a_file_is_written_anew_once_it_has_grown() {
     assert_eq!((restored.snapshot(), last), (machine.snapshot(), SECOND));
 }
 
+/// On a full disk, for example: records are written on, and the next try waits until the file has grown.
+#[test]
+fn writing_it_anew_is_not_tried_at_each_record() {
+    let folder = Folder::new();
+    let (mut file, machine, _) = StateFile::open(&folder.state(), || Ok(machine())).unwrap();
+    let value = Blob(vec![7; LEAST_BYTES as usize / 4]);
+    let request = Box::new(Request::Set { key: "n".to_owned(), value });
+    let event = Event::Request { call: Call { session: 1, id: 1 }, request };
+    let quarter = [Record { at: SECOND, event }];
+    (0..5).for_each(|_| file.append(&quarter).unwrap());
+    let (new, full) = (beside(&folder.state(), NEW), file.length);
+    std::fs::create_dir(&new).unwrap();
+    assert!(file.compact(&machine, SECOND).is_err());
+    std::fs::remove_dir(&new).unwrap();
+    file.compact(&machine, SECOND).unwrap();
+    assert_eq!(file.length, full, "too soon");
+    (0..3).for_each(|_| file.append(&quarter).unwrap());
+    file.compact(&machine, SECOND).unwrap();
+    assert!(file.length < full);
+}
+
 #[test]
 fn a_group_past_the_size_of_a_piece_becomes_several() {
     let folder = Folder::new();
