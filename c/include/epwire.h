@@ -473,13 +473,14 @@ EPW_API epw_status epw_buffer_export(epw_buffer *buffer, uint32_t peer, void *bl
 /* Maps the window that `peer` exported for this rank. Every peer must be connected once before it may be
  * active; this rank itself cannot be (EPW_ERR_INVALID). EPW_ERR_MISMATCH: a field of the configuration
  * differs. EPW_ERR_FENCED: a former incarnation of this rank, which may be another buffer of this process,
- * still has the peer's window mapped. EPW_ERR_PEER: its process has ended; or it has exported queues that
- * serve a former connection of this rank, whose end it had not noticed yet: let it export again. Bounded by
- * the deadline. No other call on the buffer waits for it; one that connects or disconnects the same peer
- * meanwhile gets EPW_ERR_STATE. Connecting a peer again first disconnects it, unless the blob is refused for
- * what it says: cut, damaged, of another rank or of another configuration. While the peer is not active,
- * any thread may call this at any time, also beside operations, none of which it waits for. An active peer
- * must have been given up, and no lane may be held. */
+ * still has the peer's window mapped; or a former incarnation of the peer has this rank's, and a queue leads
+ * to the peer. EPW_ERR_PEER: its process has ended; or it has exported queues that serve a former connection
+ * of this rank, whose end it had not noticed yet: let it export again. Bounded by the deadline. No other call
+ * on the buffer waits for it; one that connects or disconnects the same peer meanwhile gets EPW_ERR_STATE.
+ * Connecting a peer again first disconnects it, unless the blob is refused for what it says: cut, damaged,
+ * of another rank or of another configuration. While the peer is not active, any thread may call this at
+ * any time, also beside operations, none of which it waits for. An active peer must have been given up, and
+ * no lane may be held. */
 EPW_API epw_status epw_buffer_connect(epw_buffer *buffer, uint32_t peer, const void *blob, size_t length);
 
 /* The same, bounded by deadline_ns (not 0) instead of the buffer's deadline: lets a program connect many

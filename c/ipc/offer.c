@@ -192,6 +192,13 @@ void epw_lease_end(epw_offer *offer, uint32_t rank) {
     offer->leases[rank].times--;
 }
 
+bool epw_lease_is_of_another(const epw_offer *offer, uint32_t rank, const epw_nonce *window,
+                             epw_holder *holder) {
+    if (rank >= offer->ranks || offer->leases[rank].times == 0) return false;
+    *holder = offer->leases[rank].holder;
+    return !epw_nonce_equal(&holder->window, window);
+}
+
 bool epw_lease_is_held(const epw_offer *offer, uint32_t *rank) {
     for (*rank = 0; *rank < offer->ranks; ++*rank)
         if (offer->leases[*rank].times > 0) return true;

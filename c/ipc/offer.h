@@ -79,6 +79,11 @@ epw_lease_verdict epw_lease_take(epw_offer *offer, uint32_t rank, const epw_hold
 /* Undoes one epw_lease_take. Called with the lock held. */
 void epw_lease_end(epw_offer *offer, uint32_t rank);
 
+/* Whether an incarnation other than that with this window, *holder, has rank's lease. Called with the lock
+ * held. */
+bool epw_lease_is_of_another(const epw_offer *offer, uint32_t rank, const epw_nonce *window,
+                             epw_holder *holder);
+
 /* Whether some rank's lease is held; *rank [out]: the first of them. Called with the lock held. */
 bool epw_lease_is_held(const epw_offer *offer, uint32_t *rank);
 

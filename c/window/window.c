@@ -356,6 +356,28 @@ static epw_status import_mapping(const attempt *a, epw_import *import) {
     return EPW_OK;
 }
 
+/* A peer behind a queue asks for no lease, so this rank looks itself that no other incarnation of the peer
+ * has its window mapped: through the mapping that one would write where the peer now may. To look here is
+ * enough: the peer writes rows only from an epoch on that begins after it has been connected. */
+static epw_status check_lease(const attempt *a) {
+    const epw_offer *own = a->own->offer;
+    uint32_t peer = a->blob.rank;
+    epw_holder holder;
+    epw_process_lock();
+    bool fenced = epw_lease_is_of_another(own, peer, &a->blob.window, &holder);
+    if (fenced) {
+        epw_fd_server_reap();
+        fenced = epw_lease_is_of_another(own, peer, &a->blob.window, &holder);
+    }
+    epw_process_unlock();
+    if (!fenced) return EPW_OK;
+    return epw_fail(EPW_ERR_FENCED, a->where,
+                    "process %u still has this rank's window mapped as rank %u, whose place the peer takes, "
+                    "and might write there; end that process, or let it destroy or disconnect its buffer, "
+                    "then connect again",
+                    (unsigned)holder.pid, (unsigned)peer);
+}
+
 /* The inputs are those of epw_window_import; `bytes`: as in check_blob. */
 static epw_status import_of(epw_window *own, epw_where where, uint64_t bytes, const void *blob, size_t length,
                             uint64_t deadline_ns, epw_import **out) {
@@ -381,6 +403,7 @@ static epw_status import_of(epw_window *own, epw_where where, uint64_t bytes, co
     import->generation = epw_process_generation();
     if (path == EPW_PATH_QUEUE) {
         import->queue = a.blob.queue;
+        status = check_lease(&a);
     } else {
         status = path == EPW_PATH_THREAD ? import_thread(&a, import) : import_mapping(&a, import);
     }

@@ -72,7 +72,8 @@ epw_status epw_window_read_blob(const epw_window *own, uint32_t peer, const void
  *   EPW_ERR_FENCED    another window, of this process or of another one, still has the peer's window imported
  *                     as this rank or, for GPU memory, its process has left without closing that import and
  *                     has not ended yet. The same window may import it again any number of times: by asking
- *                     it says that it has ended its own writes
+ *                     it says that it has ended its own writes. For a peer behind a queue: another window of
+ *                     its rank still has own's window imported
  *   EPW_ERR_TIMEOUT   the peer does not answer, or the window is too large to be mapped in the time
  *   EPW_ERR_PEER      the peer is gone or refused */
 epw_status epw_window_import(epw_window *own, uint32_t peer, const void *blob, size_t length,

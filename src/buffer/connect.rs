@@ -56,10 +56,11 @@ impl EpBuffer {
     /// # Errors
     /// [`Error::Mismatch`](crate::Error::Mismatch) if a field of the configuration differs,
     /// [`Error::Fenced`](crate::Error::Fenced) while a former incarnation of this rank, its old process or another
-    /// buffer of this one, still has that window mapped, [`Error::Timeout`](crate::Error::Timeout) if the peer does not
-    /// answer within [`EpConfig::deadline`], [`Error::Peer`](crate::Error::Peer) if it is gone, or has exported queues
-    /// that serve a former connection of this rank (then let it export again), [`Error::NoPath`](crate::Error::NoPath)
-    /// if it cannot be reached.
+    /// buffer of this one, still has that window mapped, or while, with a queue to the peer, a former incarnation of the
+    /// peer has this rank's, [`Error::Timeout`](crate::Error::Timeout) if the peer does not answer within
+    /// [`EpConfig::deadline`], [`Error::Peer`](crate::Error::Peer) if it is gone, or has exported queues that serve a
+    /// former connection of this rank (then let it export again), [`Error::NoPath`](crate::Error::NoPath) if it cannot be
+    /// reached.
     pub async fn connect(&self, peer: u32, blob: &[u8]) -> Result<()> {
         self.connect_aside(vec![(peer, blob.to_vec())]).await
     }

@@ -821,13 +821,14 @@ unsafe extern "C" {
     /** Maps the window that `peer` exported for this rank. Every peer must be connected once before it may be
  active; this rank itself cannot be (EPW_ERR_INVALID). EPW_ERR_MISMATCH: a field of the configuration
  differs. EPW_ERR_FENCED: a former incarnation of this rank, which may be another buffer of this process,
- still has the peer's window mapped. EPW_ERR_PEER: its process has ended; or it has exported queues that
- serve a former connection of this rank, whose end it had not noticed yet: let it export again. Bounded by
- the deadline. No other call on the buffer waits for it; one that connects or disconnects the same peer
- meanwhile gets EPW_ERR_STATE. Connecting a peer again first disconnects it, unless the blob is refused for
- what it says: cut, damaged, of another rank or of another configuration. While the peer is not active,
- any thread may call this at any time, also beside operations, none of which it waits for. An active peer
- must have been given up, and no lane may be held.*/
+ still has the peer's window mapped; or a former incarnation of the peer has this rank's, and a queue leads
+ to the peer. EPW_ERR_PEER: its process has ended; or it has exported queues that serve a former connection
+ of this rank, whose end it had not noticed yet: let it export again. Bounded by the deadline. No other call
+ on the buffer waits for it; one that connects or disconnects the same peer meanwhile gets EPW_ERR_STATE.
+ Connecting a peer again first disconnects it, unless the blob is refused for what it says: cut, damaged,
+ of another rank or of another configuration. While the peer is not active, any thread may call this at
+ any time, also beside operations, none of which it waits for. An active peer must have been given up, and
+ no lane may be held.*/
     pub fn epw_buffer_connect(
         buffer: *mut epw_buffer,
         peer: u32,

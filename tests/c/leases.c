@@ -4,6 +4,7 @@
 #include "imports/raw.h"
 
 #include <poll.h>
+#include <stdatomic.h>
 #include <sys/mman.h>
 #include <time.h>
 
@@ -216,6 +217,148 @@ static void a_place_is_free_as_soon_as_its_holder_has_closed(void) {
     }
     epw_window_destroy(a.window);
     epw_window_destroy(b.window);
+}
+
+/* ---- of a peer behind a queue ---- */
+
+/* Rank 1's blob for rank 0, as if rank 1 were on another host: only a queue leads there. */
+static void move_away(end *e) {
+    epw_blob blob;
+    CHECK_OK(epw_blob_parse(e->blob, e->length, here, &blob));
+    blob.host.boot_id.bytes[0] ^= 1;
+    blob.host.process.bytes[0] ^= 1;
+    blob.queue.length = 1;
+    e->length = epw_blob_write(&blob, e->blob);
+}
+
+static epw_status import_by_queue(const end *own, const end *peer) {
+    epw_import *import = NULL;
+    epw_status status = epw_window_import(own->window, 1, peer->blob, peer->length, 5000 * MS, &import);
+    if (status == EPW_OK) CHECK(epw_import_path(import) == EPW_PATH_QUEUE);
+    epw_import_close(import);
+    return status;
+}
+
+static end open_end_with_queues(void) {
+    spec of = spec_of(0);
+    of.queues = true;
+    return open_end(of);
+}
+
+/* The replacement, which comes from another host, asks for no lease. */
+static void a_place_behind_a_queue_is_granted_once_its_holder_is_dead(void) {
+    end a = open_end_with_queues(), replacement = open_end(spec_of(1)), former = {0};
+    export_to(&replacement, 0);
+    move_away(&replacement);
+    export_to(&a, 2);
+    other of_rank_2 = start_other(), first = start_other();
+    CHECK(ask_import(&of_rank_2, 2, 0, &a).status == EPW_OK);
+    CHECK_OK(import_by_queue(&a, &replacement));
+
+    export_to(&a, 1);
+    CHECK(ask_import(&first, 1, 0, &a).status == EPW_OK);
+    char wanted[96];
+    snprintf(wanted, sizeof wanted, "process %d still has this rank's window mapped as rank 1",
+             (int)first.pid);
+    CHECK(import_by_queue(&a, &replacement) == EPW_ERR_FENCED);
+    CHECK(error_has(wanted));
+    /* The holder itself may be behind a queue too. */
+    answer got = ask(&first, (command){.verb = 'e', .peer = 0});
+    former.length = got.length;
+    memcpy(former.blob, got.blob, got.length);
+    move_away(&former);
+    CHECK_OK(import_by_queue(&a, &former));
+
+    stop_other(&first);
+    CHECK(import_by_queue(&a, &replacement) == EPW_ERR_FENCED);
+    CHECK(error_has(wanted));
+    kill_other(&first);
+    CHECK_OK(import_by_queue(&a, &replacement));
+    end_other(&of_rank_2);
+    epw_window_destroy(replacement.window);
+    epw_window_destroy(a.window);
+}
+
+static atomic_bool kept, may_go_on;
+
+/* Keeps the server's thread, at most 10 s. */
+static void keep(void *context, uint32_t rank) {
+    (void)context, (void)rank;
+    atomic_store(&kept, true);
+    for (int ms = 0; ms < 10000 && !atomic_load(&may_go_on); ms++) usleep(1000);
+}
+
+/* Even if the server's thread is late. */
+static void a_place_behind_a_queue_is_free_as_soon_as_its_holder_has_closed(void) {
+    end a = open_end_with_queues(), replacement = open_end(spec_of(1));
+    export_to(&replacement, 0);
+    move_away(&replacement);
+    export_to(&a, 1);
+    epw_blob blob;
+    int holder = connect_raw(&a, &blob);
+    CHECK(request_raw(holder, &blob, 1) == EPW_FD_GRANTED);
+    CHECK(import_by_queue(&a, &replacement) == EPW_ERR_FENCED);
+    epw_window_on_ring(a.window, keep, NULL);
+    epw_fd_notice ring = {EPW_FD_RING_MAGIC};
+    CHECK(send(holder, &ring, sizeof ring, MSG_NOSIGNAL) == (ssize_t)sizeof ring);
+    for (int ms = 0; ms < 10000 && !atomic_load(&kept); ms++) usleep(1000);
+    CHECK(atomic_load(&kept));
+    close(holder);
+    CHECK_OK(import_by_queue(&a, &replacement));
+    atomic_store(&may_go_on, true);
+    epw_window_destroy(replacement.window);
+    epw_window_destroy(a.window);
+}
+
+/* Through the public interface: rank 1's former buffer has mapped the window of rank 0, which then
+ * reaches the latter by a queue. */
+static void a_buffer_behind_a_queue_waits_for_the_former(void) {
+    epw_fabric *fabrics[2];
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        epw_fabric_options options = EPW_FABRIC_OPTIONS_INIT;
+        options.rank = rank;
+        CHECK_OK(epw_fabric_create(&options, &fabrics[rank]));
+    }
+    for (int destroys = 0; destroys < 2; destroys++) {
+        epw_config config = EPW_CONFIG_INIT;
+        config.ranks = config.experts = 2;
+        config.max_tokens = config.topk = config.threads = 1;
+        config.hidden = 8;
+        epw_buffer *a = NULL, *old = NULL, *fresh = NULL;
+        config.paths = EPW_PATH_SHM | EPW_PATH_QUEUE;
+        config.fabric = fabrics[0];
+        CHECK_OK(epw_buffer_create(&config, &a));
+        config.rank = 1;
+        config.paths = EPW_PATH_SHM;
+        config.fabric = NULL;
+        CHECK_OK(epw_buffer_create(&config, &old));
+        config.paths = EPW_PATH_QUEUE;
+        config.fabric = fabrics[1];
+        CHECK_OK(epw_buffer_create(&config, &fresh));
+
+        CHECK_OK(connect_buffer(old, a));
+        unsigned char blob[EPW_BLOB_MAX];
+        size_t length;
+        CHECK_OK(epw_buffer_export(fresh, 0, blob, &length));
+        CHECK(epw_buffer_connect(a, 1, blob, length) == EPW_ERR_FENCED);
+        CHECK(error_has("connect: rank 0: peer 1: process"));
+        CHECK(error_has("still has this rank's window mapped as rank 1, whose place the peer takes"));
+        CHECK(epw_buffer_path(a, 1) == EPW_PATH_NONE);
+        if (destroys) {
+            epw_buffer_destroy(old);
+            old = NULL;
+        } else {
+            CHECK_OK(epw_buffer_disconnect(old, 0));
+        }
+        CHECK_OK(epw_buffer_connect(a, 1, blob, length));
+        CHECK(epw_buffer_path(a, 1) == EPW_PATH_QUEUE);
+        CHECK_OK(connect_buffer(fresh, a));
+        CHECK_OK(epw_buffer_probe(a, 1, 10000 * MS));
+        epw_buffer_destroy(old);
+        epw_buffer_destroy(fresh);
+        epw_buffer_destroy(a);
+    }
+    for (uint32_t rank = 0; rank < 2; rank++) epw_fabric_destroy(fabrics[rank]);
 }
 
 /* ---- of GPU memory ---- */
@@ -436,6 +579,9 @@ int main(int argc, char **argv) {
     a_forked_child_inherits_nothing();
     talking_does_not_end_a_lease();
     a_place_is_free_as_soon_as_its_holder_has_closed();
+    a_place_behind_a_queue_is_granted_once_its_holder_is_dead();
+    a_place_behind_a_queue_is_free_as_soon_as_its_holder_has_closed();
+    a_buffer_behind_a_queue_waits_for_the_former();
     a_goodbye_ends_a_gpu_lease_at_once();
     a_goodbye_without_a_close_ends_nothing();
     a_gpu_lease_ends_with_its_process();

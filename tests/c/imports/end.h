@@ -29,6 +29,7 @@ typedef struct spec {
     uint32_t paths;
     uint64_t bytes;
     uint64_t terms[TERMS];
+    bool queues;
 } spec;
 
 static inline spec spec_of(uint32_t rank) {
@@ -48,6 +49,7 @@ static inline epw_status create_window(const spec *of, epw_window **out) {
                                   .device = of->device,
                                   .paths = of->paths,
                                   .bytes = of->bytes,
+                                  .queues = of->queues,
                                   .terms = terms,
                                   .term_count = TERMS};
     return epw_window_create(&options, out);
