@@ -29,7 +29,8 @@
 enum { QUESTION = 0, ANSWER = 1 };
 
 /* On GPUs an answer is first polled for after this time, then less and less often; and the peer is rung again
- * so often, because a copy that waits for others may have ended after it has looked. */
+ * so often, because a copy that waits for others may have ended after it has looked. Behind a queue a host
+ * too looks from time to time, whether the queue has broken. */
 #define LOOK_MIN_NS   UINT64_C(50000)
 #define LOOK_MAX_NS   UINT64_C(5000000)
 #define RING_AGAIN_NS UINT64_C(20000000)
@@ -160,11 +161,19 @@ void epw_peers_close_probe(epw_peers *peers) {
     a->started = false;
 }
 
-/* Waits until the word may have changed: on the host it sleeps on the word, otherwise it sleeps for a while.
- */
-static void pause(const epw_peers *peers, uint32_t peer, uint64_t seen, uint64_t waited, uint64_t left) {
+/* What the answer is waited for with. */
+typedef struct look {
+    uint64_t seen; /* the last answer */
+    bool by_queue; /* this is how the peer is reached, unless it has been disconnected meanwhile */
+    bool broken;   /* and the queue carries nothing any more */
+} look;
+
+/* Waits until the word may have changed, or the queue have broken: on the host it sleeps on the word,
+ * otherwise it sleeps for a while. */
+static void pause(const epw_peers *peers, uint32_t peer, const look *l, uint64_t waited, uint64_t left) {
     if (peers->gpu == NULL) {
-        epw_futex_wait(probe_word(own(peers), peer, ANSWER), seen, left);
+        if (l->by_queue && left > LOOK_MAX_NS) left = LOOK_MAX_NS;
+        epw_futex_wait(probe_word(own(peers), peer, ANSWER), l->seen, left);
         return;
     }
     uint64_t ns = waited < LOOK_MIN_NS ? LOOK_MIN_NS : waited < LOOK_MAX_NS ? waited : LOOK_MAX_NS;
@@ -185,22 +194,42 @@ static void ring_again(epw_peers *peers, epw_where where) {
     pthread_mutex_unlock(&peers->ask_lock);
 }
 
+/* The queue first: what came by it has been placed before it breaks, so an answer is not missed. */
+static epw_status look_for_answer(epw_peers *peers, look *l, epw_where where) {
+    uint32_t peer = (uint32_t)where.peer;
+    pthread_mutex_lock(&peers->ask_lock); /* it is not disconnected meanwhile */
+    l->by_queue = peers->routes[peer].path == EPW_PATH_QUEUE;
+    l->broken = l->by_queue && epw_remote_is_broken(peers, 0, peer);
+    pthread_mutex_unlock(&peers->ask_lock);
+    return load(peers, ANSWER, &l->seen, where);
+}
+
+static epw_status fail_broken(epw_peers *peers, epw_where where) {
+    char text[EPW_TROUBLE_TEXT];
+    epw_remote_try_trouble(peers, (uint32_t)where.peer, text);
+    return epw_fail(EPW_ERR_PEER, where, "its process has ended, or nothing reaches it any more%s%s",
+                    *text != '\0' ? ": " : "; connect it again", text);
+}
+
 static epw_status await_answer(epw_peers *peers, uint64_t number, uint64_t timeout_ns, epw_where where) {
     _Atomic uint32_t *sleepers = epw_sleepers_in(own(peers));
-    uint64_t began = epw_now_ns(), waited = 0, rung = 0, seen = 0;
+    uint64_t began = epw_now_ns(), waited = 0, rung = 0;
+    look l = {0};
     if (peers->gpu == NULL) atomic_fetch_add_explicit(sleepers, 1, memory_order_seq_cst);
-    epw_status status = load(peers, ANSWER, &seen, where);
-    while ((status == EPW_OK || status == EPW_ERR_TIMEOUT) && seen != number && waited < timeout_ns) {
+    epw_status status = look_for_answer(peers, &l, where);
+    while ((status == EPW_OK || status == EPW_ERR_TIMEOUT) && l.seen != number && !l.broken &&
+           waited < timeout_ns) {
         if (peers->gpu != NULL && waited - rung >= RING_AGAIN_NS) {
             ring_again(peers, where);
             rung = waited;
         }
-        pause(peers, (uint32_t)where.peer, seen, waited, timeout_ns - waited);
-        status = load(peers, ANSWER, &seen, where);
+        pause(peers, (uint32_t)where.peer, &l, waited, timeout_ns - waited);
+        status = look_for_answer(peers, &l, where);
         waited = epw_now_ns() - began;
     }
     if (peers->gpu == NULL) atomic_fetch_sub_explicit(sleepers, 1, memory_order_relaxed);
-    if (status != EPW_OK || seen == number) return status;
+    if (status != EPW_OK || l.seen == number) return status;
+    if (l.broken) return fail_broken(peers, where);
     return epw_fail(EPW_ERR_TIMEOUT, where,
                     "its process has not answered a probe of the path within %llu ms: it is stopped, or the "
                     "path is broken; allow it more time, or leave it out and disconnect it",

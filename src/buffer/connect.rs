@@ -100,8 +100,8 @@ impl EpBuffer {
     ///
     /// # Errors
     /// [`Error::Timeout`](crate::Error::Timeout) if no answer comes within `timeout`,
-    /// [`Error::Peer`](crate::Error::Peer) if the peer's process has ended, [`Error::State`](crate::Error::State) if it
-    /// is not connected.
+    /// [`Error::Peer`](crate::Error::Peer) if the peer's process has ended, or the queue to it is broken, for instance
+    /// because it has disconnected this rank, [`Error::State`](crate::Error::State) if it is not connected.
     pub async fn probe(&self, peer: u32, timeout: std::time::Duration) -> Result<()> {
         let inner = self.inner.clone();
         spawn_blocking("probe", self.rank(), move || inner.ffi.probe(peer, timeout)).await

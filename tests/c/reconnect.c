@@ -1,8 +1,10 @@
-/* A rank that disconnects a peer behind queues and connects again at once. The peer makes a new offer, even
- * if its NIC has not noticed yet that the former connection is gone. If the end of that connection has not
- * even arrived, the offer may be of queues that are in use; but then connecting again is enough. */
+/* A rank that disconnects a peer behind queues, or ends, and connects again at once. The peer makes a new
+ * offer, even if its NIC has not noticed yet that the former connection is gone. If the end of that
+ * connection has not even arrived, the offer may be of queues that are in use; but then connecting again is
+ * enough. */
 #include "late_ends.h"
 
+#include "base/clock.h"
 #include "ep/buffer.h"
 #include "peer/remote.h"
 
@@ -127,6 +129,50 @@ static void what_is_connected_is_not_used_up(void) {
     part(&g);
 }
 
+/* ---- the end of a peer that is probed ---- */
+
+/* Ends rank 1 as the end of its process does: no connection remains. */
+static void end_rank_1(group *g) {
+    epw_buffer_destroy(g->of[1]);
+    epw_fabric_destroy(g->fabrics[1]);
+    g->of[1] = NULL;
+    g->fabrics[1] = NULL;
+}
+
+enum { PROBE_MS = 10000 };
+
+/* It need not take the time that the probe is given. */
+static void is_told_that_rank_1_has_ended(epw_buffer *buffer) {
+    uint64_t began = epw_now_ns();
+    REFUSED(epw_buffer_probe(buffer, 1, PROBE_MS * MS), EPW_ERR_PEER, "probe", 0, 1, "its process has ended");
+    CHECK_MSG(epw_now_ns() - began < PROBE_MS / 2 * MS, "it took the timeout");
+}
+
+static void *probe_rank_1(void *buffer) {
+    is_told_that_rank_1_has_ended(buffer);
+    return NULL;
+}
+
+static void a_probe_of_a_peer_that_has_ended_fails_at_once(void) {
+    group g = make_group(2, 60000 * MS);
+    probe_both(&g);
+    end_rank_1(&g);
+    is_told_that_rank_1_has_ended(g.of[0]);
+    destroy(&g);
+}
+
+/* Rank 1 answers no probes, and ends while it is being probed. */
+static void a_probe_of_a_peer_that_ends_fails_at_once(void) {
+    group g = make_group(2, 60000 * MS);
+    epw_peers_close_probe(&g.of[1]->peers);
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, probe_rank_1, g.of[0]) == 0);
+    nanosleep(&(struct timespec){0, 50 * MS}, NULL);
+    end_rank_1(&g);
+    CHECK(pthread_join(thread, NULL) == 0);
+    destroy(&g);
+}
+
 /* There was no memory for all tables of the peers. */
 static void peers_without_offers_are_closed(void) {
     epw_peers peers = {.ranks = 2};
@@ -151,6 +197,8 @@ int main(void) {
         unused_queues_are_offered_again(false, by_adapter);
         unused_queues_are_offered_again(true, by_adapter);
         what_is_connected_is_not_used_up();
+        a_probe_of_a_peer_that_has_ended_fails_at_once();
+        a_probe_of_a_peer_that_ends_fails_at_once();
     }
     return check_result("reconnect");
 }
