@@ -223,8 +223,11 @@ epw_status epw_peers_enter(const epw_peers *peers, uint32_t peer, const epw_rout
 
 /* Writer: this rank's copies, after the host has seen the end of the kernels that wrote there. Reader: any
  * wait for this rank, which acquires. */
-epw_status epw_peers_say_farewell(epw_peers *peers, const epw_mask *told, epw_where where) {
+epw_status epw_peers_say_farewell(epw_peers *peers, const epw_mask *told, uint64_t until_ns,
+                                  epw_where where) {
     epw_peers_gpu *g = peers->gpu;
+    uint64_t flushed_by = epw_now_ns() + EPW_FLUSH_NS; /* to all peers together */
+    if (flushed_by > until_ns) flushed_by = until_ns;
     epw_status status = epw_cuda_enter(g->device, where);
     if (status != EPW_OK) return status;
     g->pinned->farewell = epw_word(peers->epoch, 0, 0);
@@ -232,7 +235,7 @@ epw_status epw_peers_say_farewell(epw_peers *peers, const epw_mask *told, epw_wh
         if (peer == peers->rank || epw_mask_has(told, peer)) continue;
         if (peers->routes[peer].path == EPW_PATH_NONE) continue; /* was told when it was disconnected */
         if (peers->routes[peer].path == EPW_PATH_QUEUE) {
-            epw_remote_say_farewell(peers, peer, g->pinned->farewell);
+            epw_remote_say_farewell(peers, peer, g->pinned->farewell, flushed_by);
             continue;
         }
         for (uint32_t lane = 0; lane < peers->lanes; lane++) {

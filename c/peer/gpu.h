@@ -89,8 +89,9 @@ epw_status epw_peers_settle_change(const epw_peers *peers, epw_where where);
 
 /* Tells active peers except those in `told`, each in its window and on every lane, not to wait for this rank
  * any longer. Nothing of this rank may write there any more. Waits in the same way, within the group's
- * deadline. */
-epw_status epw_peers_say_farewell(epw_peers *peers, const epw_mask *told, epw_where where);
+ * deadline; before that, until what kernels have posted to queues is placed, for EPW_FLUSH_NS in all and not
+ * later than until_ns (epw_now_ns). */
+epw_status epw_peers_say_farewell(epw_peers *peers, const epw_mask *told, uint64_t until_ns, epw_where where);
 
 #endif
 

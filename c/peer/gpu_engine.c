@@ -88,6 +88,7 @@ epw_status epw_peers_settle_epoch(epw_peers *peers, uint64_t epoch_word, epw_whe
 
 bool epw_peers_leave_gpu(epw_peers *peers, uint64_t timeout_ns) {
     epw_where where = {"destroy", (int)peers->rank, -1};
+    uint64_t now = epw_now_ns(), until_ns = timeout_ns < UINT64_MAX - now ? now + timeout_ns : UINT64_MAX;
     if (peers->gpu == NULL) return true;
     /* Without a membership only copies of probes access windows. */
     if (peers->epoch == 0)
@@ -96,7 +97,7 @@ bool epw_peers_leave_gpu(epw_peers *peers, uint64_t timeout_ns) {
     if (status == EPW_ERR_STATE) return false; /* work may still be running */
     /* Kernels have told suspects, except those that were revoked and not waited for since. */
     epw_mask told = of_all_lanes(peers, peers->gpu->pinned->suspects);
-    if (status == EPW_OK) status = epw_peers_say_farewell(peers, &told, where);
+    if (status == EPW_OK) status = epw_peers_say_farewell(peers, &told, until_ns, where);
     return status != EPW_PENDING; /* a GPU that has failed accesses nothing any more */
 }
 #else

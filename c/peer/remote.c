@@ -515,8 +515,8 @@ void epw_remotes_rest(const epw_peers *peers) {
 
 /* ---- of a GPU ---- */
 
-void epw_remote_say_farewell(epw_peers *peers, uint32_t peer, uint64_t value) {
-    flush(peers->remotes[peer], epw_now_ns() + EPW_FLUSH_NS); /* after what kernels have posted */
+void epw_remote_say_farewell(epw_peers *peers, uint32_t peer, uint64_t value, uint64_t until_ns) {
+    flush(peers->remotes[peer], until_ns); /* after what kernels have posted */
     for (uint32_t lane = 0; lane < peers->lanes; lane++) {
         uint64_t offset = epw_word_offset(peers->rank, lane, EPW_WORD_DROPPED);
         epw_remote_tell_kernels(peers, peer, offset, value);

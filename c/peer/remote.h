@@ -16,6 +16,10 @@
 #include "peer/peers.h"
 #include "window/blob.h"
 
+/* How long all farewells that are sent together may take to be placed. What a socket has taken by then is
+ * still sent. */
+#define EPW_FLUSH_NS UINT64_C(50000000)
+
 /* Writes what `peer` needs to know. Called with the floor locked. The result is empty if there is no fabric,
  * or if paths exclude queues. */
 epw_status epw_remote_offer(epw_peers *peers, uint32_t peer, epw_blob_queue *out, epw_where where);
@@ -84,8 +88,8 @@ const char *epw_remote_trouble(epw_peers *peers, uint32_t peer, char *text);
 const char *epw_remote_try_trouble(epw_peers *peers, uint32_t peer, char *text);
 
 /* Tells the peer not to wait for this rank any longer, if kernels post to the lanes' queues and have
- * finished. */
-void epw_remote_say_farewell(epw_peers *peers, uint32_t peer, uint64_t value);
+ * finished: after what they have posted, but not later than until_ns (epw_now_ns). */
+void epw_remote_say_farewell(epw_peers *peers, uint32_t peer, uint64_t value, uint64_t until_ns);
 
 #ifdef EPW_CUDA
 #include "kernels/peer/way.h"

@@ -14,10 +14,6 @@ enum {
     EPW_WAYS
 };
 
-/* How long all farewells that are sent together may take to be placed. What a socket has taken by then is
- * still sent. */
-#define EPW_FLUSH_NS UINT64_C(50000000)
-
 /* One lane's way to the peer. */
 typedef struct epw_way {
     epw_end end;
