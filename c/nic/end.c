@@ -45,10 +45,28 @@ static uint32_t own_name(const epw_end *end) {
     return epw_fabric_pair_name(end->lane, epw_mlx5_pair_number(end->adapter));
 }
 
+/* The connection to the peer's fabric. Writer: the thread that connects the end, first the link, then the NIC
+ * with release. Reader: any thread that asks whether the end is broken, which acquires the NIC: so it sees
+ * the link of any NIC that it sees, and takes no connection that is just being made for one that is gone. */
+static void set_connection(epw_end *end, epw_nic *nic, uint64_t link) {
+    atomic_store_explicit(&end->link, link, memory_order_relaxed);
+    atomic_store_explicit(&end->nic, nic, memory_order_release);
+}
+
+static epw_nic *nic_of(const epw_end *end) {
+    return atomic_load_explicit(&end->nic, memory_order_acquire);
+}
+
+/* Valid if nic_of has returned a NIC before. */
+static uint64_t link_of(const epw_end *end) {
+    return atomic_load_explicit(&end->link, memory_order_relaxed);
+}
+
 /* An adapter tells nobody that its end of a queue pair is closed: the peer learns this by the connection. */
 static void tell_peer(const epw_end *end) {
-    if (end->nic == NULL) return;
-    epw_nic_end_pair(end->nic, end->link, epw_fabric_pair_name(end->lane, epw_mlx5_pair_remote(end->adapter)),
+    epw_nic *nic = nic_of(end);
+    if (nic == NULL) return;
+    epw_nic_end_pair(nic, link_of(end), epw_fabric_pair_name(end->lane, epw_mlx5_pair_remote(end->adapter)),
                      own_name(end));
 }
 
@@ -108,8 +126,7 @@ static epw_status connect_adapter(epw_fabric *fabric, epw_end *end, const epw_en
     epw_status status = epw_fabric_nic_read(peer->nic, peer->lane, where, &address);
     if (status != EPW_OK) return status;
     if (epw_fabric_fake(fabric) != NULL) lay_cable(epw_fabric_fake(fabric), end, peer, &address);
-    end->nic = epw_fabric_nic(fabric);
-    end->link = peer->link;
+    set_connection(end, epw_fabric_nic(fabric), peer->link);
     return epw_mlx5_pair_connect(end->adapter, peer->number, &address, peer->deadline_ns, where);
 }
 
@@ -117,7 +134,7 @@ static epw_status connect_adapter(epw_fabric *fabric, epw_end *end, const epw_en
 static void announce(const epw_end *end, const epw_end_peer *peer) {
     if (epw_end_is_heard(end)) return;
     if (end->adapter != NULL) {
-        epw_nic_announce_pair(end->nic, end->link, epw_fabric_pair_name(end->lane, peer->number),
+        epw_nic_announce_pair(nic_of(end), link_of(end), epw_fabric_pair_name(end->lane, peer->number),
                               own_name(end));
     } else {
         epw_pair_announce(end->soft);
@@ -181,7 +198,8 @@ bool epw_end_broken(const epw_end *end) {
         tell_peer(end);
         return true;
     }
-    if (end->nic == NULL || epw_nic_link_alive(end->nic, end->link)) return false;
+    epw_nic *nic = nic_of(end);
+    if (nic == NULL || epw_nic_link_alive(nic, link_of(end))) return false;
     epw_mlx5_pair_break(end->adapter);
     return true;
 }

@@ -7,13 +7,15 @@
 #include "nic/mlx5.h"
 #include "nic/queue.h"
 
+#include <stdatomic.h>
+
 /* One of the two, or none. An adapter does not notice that a peer has ended until something is sent to it;
  * the connection to the peer's fabric shows it at once, and is therefore closed when a queue pair breaks. */
 typedef struct epw_end {
     epw_pair *soft;
     epw_mlx5_pair *adapter;
-    epw_nic *nic; /* of that connection; NULL: not connected */
-    uint64_t link;
+    epw_nic *_Atomic nic;  /* of that connection; NULL: not connected */
+    _Atomic uint64_t link; /* valid once `nic` is set */
     uint32_t lane;
     bool kept; /* the kernel has kept the memory of one that was to be here, or was */
 } epw_end;
@@ -64,7 +66,7 @@ typedef struct epw_end_peer {
     uint64_t deadline_ns;     /* an adapter gives up a silent peer within 2 to 4 of these */
 } epw_end_peer;
 
-/* Call it again only before the first entry is posted. */
+/* Call it again only before the first entry is posted. Meanwhile any thread may ask whether it is broken. */
 epw_status epw_end_connect(epw_fabric *fabric, epw_end *end, const epw_end_peer *peer, epw_where where);
 
 /* Whether the peer's end takes what this one sends. If it does not, this one breaks. */

@@ -6,6 +6,8 @@
 #include "nic/fabric.h"
 #include "nic/mlx5/parts.h"
 
+#include <pthread.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <time.h>
 
@@ -208,6 +210,41 @@ static void an_end_before_the_connection_is_not_forgotten(void) {
     end_two(p);
 }
 
+typedef struct asker {
+    pair_of_ranks *of;
+    atomic_bool may_end;
+} asker;
+
+static void *ask_for_trouble(void *argument) {
+    asker *a = argument;
+    char text[EPW_TROUBLE_TEXT];
+    while (!atomic_load(&a->may_end)) {
+        for (uint32_t r = 0; r < RANKS_HERE; r++) {
+            epw_buffer_trouble(a->of->buffers[r], 1 - r, text);
+            CHECK_MSG(*text == '\0', "%s", text);
+        }
+    }
+    return NULL;
+}
+
+/* A queue pair whose connection is just being noted is not taken for one whose connection is gone. The moment
+ * is short: without the order of the two stores, ThreadSanitizer finds the race each time. */
+static void who_asks_while_they_connect_breaks_nothing(void) {
+    for (int round = 0; round < 20; round++) {
+        pair_of_ranks p = open_two();
+        asker a = {.of = &p};
+        pthread_t thread;
+        CHECK(pthread_create(&thread, NULL, ask_for_trouble, &a) == 0);
+        CHECK_OK(connect_to(p.buffers[0], 0, p.buffers[1], 1));
+        CHECK_OK(connect_to(p.buffers[1], 1, p.buffers[0], 0));
+        atomic_store(&a.may_end, true);
+        CHECK(pthread_join(thread, NULL) == 0);
+        for (uint32_t r = 0; r < RANKS_HERE; r++)
+            CHECK_OK(epw_buffer_probe(p.buffers[r], 1 - r, UINT64_C(10000000000)));
+        end_two(p);
+    }
+}
+
 /* For example, another interface gets a new address. */
 static void what_does_not_concern_it_changes_nothing(void) {
     pair_of_ranks p = connect_two();
@@ -268,5 +305,6 @@ int main(void) {
     others_hear_of_it_too();
     an_end_before_the_connection_is_not_forgotten();
     what_does_not_concern_it_changes_nothing();
+    who_asks_while_they_connect_breaks_nothing();
     return check_result("adapter_events");
 }
