@@ -20,6 +20,7 @@ __global__ void __launch_bounds__(kDirectThreads, 1) end_copies_kernel(const __g
         if (are_copied(c, a)) {
             end_copies(c, a);
         } else {
+            go_on_from_copies(c);
             run_direct<void>(c, rings, *reinterpret_cast<DirectMemory *>(memory), lent);
         }
     }

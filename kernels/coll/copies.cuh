@@ -17,6 +17,9 @@
 
 namespace epw {
 
+// Values of epw_coll_state.copied.
+constexpr uint32_t kCopied = 1, kWaitedLong = 2;
+
 // Whether the copies read what peers lend. The same answer for the whole block.
 __device__ __forceinline__ bool copies_read_what_is_lent(const Collective &c, Lent &l, const epw_coll_copies_args &a) {
     for (uint32_t peer = threadIdx.x; peer < c.ranks; peer += blockDim.x) {
@@ -40,15 +43,22 @@ __device__ __forceinline__ void begin_copies(Collective &c, Lent &l, const epw_c
     }
     __syncthreads();
     if (threadIdx.x != 0) return;
-    // Reader: end_copies().
-    c.args.state->copied = moved;
-    // While the copies run this rank waits for nobody: stops the clocks. What it has found of a missing rank stays for the end.
-    if (moved && c.troubled) end_waits(c);
+    // While the copies run this rank waits for nobody: stops the clocks. What it has found of a missing rank stays for the end. If
+    // the next kernel moves the bytes it goes on waiting, and stops the clocks at its end.
+    const bool waited = c.troubled;
+    if (moved && waited) end_waits(c);
+    // Readers: are_copied(), go_on_from_copies().
+    c.args.state->copied = moved ? kCopied : waited ? kWaitedLong : 0;
 }
 
 // Whether copies have moved the operation's bytes. The same answer for the whole grid.
 __device__ __forceinline__ bool are_copied(const Collective &c, const epw_coll_copies_args &a) {
-    return !a.failed && c.args.state->copied;
+    return !a.failed && c.args.state->copied == kCopied;
+}
+
+// Of the kernel behind one that has begun the operation, waited long and found nothing to copy: ends its waits too.
+__device__ __forceinline__ void go_on_from_copies(Collective &c) {
+    if (blockIdx.x == 0 && threadIdx.x == 0 && c.args.state->copied == kWaitedLong) atomicOr(&c.troubled, 1u);
 }
 
 // What blocks of direct.cuh tell and await after their last round, by the first block for all of them.

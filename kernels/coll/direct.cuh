@@ -70,6 +70,11 @@ __device__ __forceinline__ void init_direct(Lent &l) {
 
 // ---- what is lent ----
 
+// In place of what a rank has told that it lends: a result of it lacks a rank; or nothing is lent any more, which differs from
+// the 0 of a rank that never lent: a block that begins late learns only this.
+__device__ __forceinline__ uint64_t lacks(uint32_t rank) { return rank + 1; }
+constexpr uint64_t kWithdrawn = EPW_COLL_LENT - 1;
+
 __device__ __forceinline__ uint64_t lent_at(const Collective &c, uint32_t source) { return packet_of(c, source, 0); }
 
 // Takes what the rank lends, so far without what lies in registered memory. A rank that has already told that it lacks another
@@ -171,6 +176,10 @@ __device__ __forceinline__ void learn_what_is_lent(Collective &c, Lent &l) {
             if (lent.tag == c.tag ? lent.data == 0 : dropped) l.by_all = 0;
             continue;
         }
+        if (!own && lent.data == kWithdrawn) { // it has given this rank up, and ended the operation
+            leave_out(c, rank);
+            continue;
+        }
         if (lent.data == 0) l.by_all = 0;
         take_lent(c, l, rank, lent.data);
         // Writer: the peer's tell_call(), after what its stream has written before. Reader: this block's loads of that.
@@ -201,11 +210,6 @@ __device__ __forceinline__ bool each_folds_all(const Collective &c, const Lent &
     }
     return true;
 }
-
-// In place of what a rank has told that it lends: a result of it lacks a rank; or nothing is lent any more, which differs from
-// the 0 of a rank that never lent: a block that begins late learns only this.
-__device__ __forceinline__ uint64_t lacks(uint32_t rank) { return rank + 1; }
-constexpr uint64_t kWithdrawn = EPW_COLL_LENT - 1;
 
 // Heeds what the peer says now. Called after the last load from its memory, behind a fence.
 __device__ __forceinline__ void heed(Collective &c, uint32_t peer) {

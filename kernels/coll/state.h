@@ -176,7 +176,7 @@ typedef struct epw_coll_state {
     uint64_t closed;            /* the value of out_blocks at the end of the last kernel that is closed by a
                                  * block */
     epw_rank_set missing;       /* ranks that any block of the operation misses; empty between kernels */
-    uint32_t copied;            /* 1: copies move the bytes of the operation that has begun, see copies.cuh */
+    uint32_t copied;            /* whether copies move the bytes of the operation that has begun, see copies.cuh */
     uint64_t operations_copied; /* how often they did, since creation */
     uint64_t halted; /* calls differ: epw_coll_halt of that operation, after which none continues in this epoch; else 0 */
     uint64_t notice[EPW_COLL_NOTICE_WORDS]; /* which calls; the tag is 0 as long as the other words are not known */
