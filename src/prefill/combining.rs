@@ -25,12 +25,12 @@ impl PrefillBuffer {
         mut output: PrefillCombineOutput<'_>,
     ) -> Result<Outcome> {
         let inner = &*self.inner;
-        self.check_own(routing)?;
-        let c = input.to_c(inner, &routing.shape, &())?;
-        let to = output.as_c(inner, (routing.shape.tokens, routing.shape.topk, input.width()), &())?;
-        // SAFETY: all sizes have been checked, and the borrows outlive the call, which ends the operation.
-        run(inner, "combine", Reader::Program, |outcome| unsafe {
-            routing.ffi.combine(&c, Some(&to), Some(outcome))
+        run(inner, "combine", Reader::Program, |outcome| {
+            self.check_own(routing)?;
+            let c = input.to_c(inner, &routing.shape, &())?;
+            let to = output.as_c(inner, (routing.shape.tokens, routing.shape.topk, input.width()), &())?;
+            // SAFETY: all sizes have been checked, and the borrows outlive the call, which ends the operation.
+            unsafe { routing.ffi.combine(&c, Some(&to), Some(outcome)) }
         })
     }
 
@@ -47,16 +47,16 @@ impl PrefillBuffer {
         mut output: PrefillCombineOutput<'_>,
     ) -> Result<Outcome> {
         let inner = &*self.inner;
-        self.check_own(routing)?;
-        let begun = {
+        let begun = begin(inner, "combine", |outcome| {
+            self.check_own(routing)?;
             let c = input.to_c(inner, &routing.shape, &())?;
             let c = sys::epw_prefill_combine_input { nonblocking: 1, ..c };
             let to = output.as_c(inner, (routing.shape.tokens, routing.shape.topk, input.width()), &())?;
             // SAFETY: all sizes have been checked, and the borrows outlive this future, which ends the operation or gives it up.
-            begin(inner, |outcome| unsafe { routing.ffi.combine(&c, Some(&to), Some(outcome)) })
-        };
+            unsafe { routing.ffi.combine(&c, Some(&to), Some(outcome)) }
+        });
         // SAFETY: as above.
-        unsafe { finish(inner, "combine", Reader::Program, &mut routing.ffi, begun) }.await
+        unsafe { finish(inner, Reader::Program, &mut routing.ffi, begun) }.await
     }
 
     /// The sending half of a combine, of at most [`split_tokens`](super::PrefillPlan::split_tokens) rows of each
@@ -73,12 +73,12 @@ impl PrefillBuffer {
         input: PrefillCombine<'a>,
     ) -> Result<PrefillCombining<'a>> {
         let inner = &*self.inner;
-        self.check_own(routing)?;
-        let c = input.to_c(inner, &routing.shape, &())?;
-        // SAFETY: all sizes have been checked, and the borrows outlive the half that is returned, which gives the
-        // operation up when dropped. If it is forgotten, the operation stays and no call continues it.
-        let _ = run(inner, "combine_send", Reader::Observer, |outcome| unsafe {
-            routing.ffi.combine(&c, None, Some(outcome))
+        let _ = run(inner, "combine_send", Reader::Observer, |outcome| {
+            self.check_own(routing)?;
+            let c = input.to_c(inner, &routing.shape, &())?;
+            // SAFETY: all sizes have been checked, and the borrows outlive the half that is returned, which gives the
+            // operation up when dropped. If it is forgotten, the operation stays and no call continues it.
+            unsafe { routing.ffi.combine(&c, None, Some(outcome)) }
         })?;
         Ok(PrefillCombining { routing, inner: self.clone(), width: input.width(), collected: false })
     }
@@ -96,16 +96,16 @@ impl PrefillBuffer {
         input: PrefillCombine<'a>,
     ) -> Result<PrefillCombining<'a>> {
         let inner = &*self.inner;
-        self.check_own(routing)?;
-        let begun = {
+        let begun = begin(inner, "combine_send", |outcome| {
+            self.check_own(routing)?;
             let c = input.to_c(inner, &routing.shape, &())?;
             let c = sys::epw_prefill_combine_input { nonblocking: 1, ..c };
             // SAFETY: all sizes have been checked, and the borrows outlive this future and the half that it returns, as
             // in `combine_send_blocking`.
-            begin(inner, |outcome| unsafe { routing.ffi.combine(&c, None, Some(outcome)) })
-        };
+            unsafe { routing.ffi.combine(&c, None, Some(outcome)) }
+        });
         // SAFETY: as above.
-        let _ = unsafe { finish(inner, "combine_send", Reader::Observer, &mut routing.ffi, begun) }.await?;
+        let _ = unsafe { finish(inner, Reader::Observer, &mut routing.ffi, begun) }.await?;
         Ok(PrefillCombining { routing, inner: self.clone(), width: input.width(), collected: false })
     }
 }
@@ -129,14 +129,14 @@ impl PrefillCombining<'_> {
     pub async fn receive(mut self, mut output: PrefillCombineOutput<'_>) -> Result<Outcome> {
         let shape = self.routing.shape;
         let (routing, inner) = (&mut self.routing.ffi, &*self.inner.inner);
-        let begun = {
+        let begun = begin(inner, "combine_receive", |outcome| {
             let to = output.as_c(inner, (shape.tokens, shape.topk, self.width), &())?;
             let to = sys::epw_prefill_combine_output { nonblocking: 1, ..to };
             // SAFETY: all sizes have been checked, and the borrows, those of the sending half too, outlive this future.
-            begin(inner, |outcome| unsafe { routing.collect(&to, Some(outcome)) })
-        };
+            unsafe { routing.collect(&to, Some(outcome)) }
+        });
         // SAFETY: as above.
-        let outcome = unsafe { finish(inner, "combine_receive", Reader::Program, routing, begun) }.await?;
+        let outcome = unsafe { finish(inner, Reader::Program, routing, begun) }.await?;
         self.collected = true;
         Ok(outcome)
     }
@@ -147,11 +147,11 @@ impl PrefillCombining<'_> {
     /// [`Error::Invalid`](crate::Error::Invalid) for outputs that do not fit: the combine is given up.
     pub fn receive_blocking(mut self, mut output: PrefillCombineOutput<'_>) -> Result<Outcome> {
         let shape = self.routing.shape;
-        let to = output.as_c(&self.inner.inner, (shape.tokens, shape.topk, self.width), &())?;
-        let (routing, inner) = (&mut self.routing.ffi, &self.inner.inner);
-        // SAFETY: all sizes have been checked, and the borrows outlive the call, which ends the operation.
-        let outcome = run(inner, "combine_receive", Reader::Program, |outcome| unsafe {
-            routing.collect(&to, Some(outcome))
+        let (routing, inner) = (&mut self.routing.ffi, &*self.inner.inner);
+        let outcome = run(inner, "combine_receive", Reader::Program, |outcome| {
+            let to = output.as_c(inner, (shape.tokens, shape.topk, self.width), &())?;
+            // SAFETY: all sizes have been checked, and the borrows outlive the call, which ends the operation.
+            unsafe { routing.collect(&to, Some(outcome)) }
         })?;
         self.collected = true;
         Ok(outcome)

@@ -264,14 +264,14 @@ impl PrefillBuffer {
         mut output: PrefillOutput<'_>,
     ) -> Result<Outcome> {
         let inner = &*self.inner;
-        let c = self.input(routing, input)?;
-        let Request { payload, sideband_bytes, .. } = input.request();
-        let to = output.as_c(inner, payload, sideband_bytes, &())?;
-        let shape = routing.shape.of_input(input).of_output(inner, &output);
-        let how = (route, sys::EPW_HALF_SENDS);
-        // SAFETY: all sizes have been checked, and the borrows outlive the call, which ends the operation.
-        run(inner, "dispatch", Reader::Program, |outcome| unsafe {
-            routing.dispatch(shape, &c, how, Some(&to), outcome)
+        run(inner, "dispatch", Reader::Program, |outcome| {
+            let c = self.input(routing, input)?;
+            let Request { payload, sideband_bytes, .. } = input.request();
+            let to = output.as_c(inner, payload, sideband_bytes, &())?;
+            let shape = routing.shape.of_input(input).of_output(inner, &output);
+            let how = (route, sys::EPW_HALF_SENDS);
+            // SAFETY: all sizes have been checked, and the borrows outlive the call, which ends the operation.
+            unsafe { routing.dispatch(shape, &c, how, Some(&to), outcome) }
         })
     }
 
@@ -284,44 +284,43 @@ impl PrefillBuffer {
         mut output: PrefillOutput<'_>,
     ) -> Result<Outcome> {
         let inner = &*self.inner;
-        let begun = {
+        let begun = begin(inner, "dispatch", |outcome| {
             let c = sys::epw_dispatch_input { nonblocking: 1, ..self.input(routing, input)? };
             let Request { payload, sideband_bytes, .. } = input.request();
             let to = output.as_c(inner, payload, sideband_bytes, &())?;
             let shape = routing.shape.of_input(input).of_output(inner, &output);
             let how = (route, sys::EPW_HALF_SENDS);
             // SAFETY: all sizes have been checked, and the borrows outlive this future, which ends the operation or gives it up.
-            begin(inner, |outcome| unsafe { routing.dispatch(shape, &c, how, Some(&to), outcome) })
-        };
+            unsafe { routing.dispatch(shape, &c, how, Some(&to), outcome) }
+        });
         // SAFETY: as above.
-        unsafe { finish(inner, "dispatch", Reader::Program, &mut routing.ffi, begun) }.await
+        unsafe { finish(inner, Reader::Program, &mut routing.ffi, begun) }.await
     }
 
     /// The first half of a dispatch on this thread. The caller keeps what `input` borrows until the receiving half has
     /// ended, or the operation has been given up; if the routing is forgotten, the operation stays and no call continues
     /// it.
     fn begin_blocking(&self, routing: &mut Routing, how: (u32, u32), input: &Dispatch<'_>) -> Result<Half> {
-        let c = self.input(routing, input)?;
-        let shape = routing.shape.of_input(input);
-        // SAFETY: all sizes have been checked, and the borrows outlive the operation, see above.
-        let _ = run(&self.inner, "dispatch_send", Reader::Observer, |outcome| unsafe {
-            routing.dispatch(shape, &c, how, None, outcome)
+        let _ = run(&self.inner, "dispatch_send", Reader::Observer, |outcome| {
+            let c = self.input(routing, input)?;
+            let shape = routing.shape.of_input(input);
+            // SAFETY: all sizes have been checked, and the borrows outlive the operation, see above.
+            unsafe { routing.dispatch(shape, &c, how, None, outcome) }
         })?;
         Ok(Half::new(self, input))
     }
 
     /// The same in the polls of this future.
     async fn begin(&self, routing: &mut Routing, how: (u32, u32), input: &Dispatch<'_>) -> Result<Half> {
-        let begun = {
+        let begun = begin(&self.inner, "dispatch_send", |outcome| {
             let c = sys::epw_dispatch_input { nonblocking: 1, ..self.input(routing, input)? };
             let shape = routing.shape.of_input(input);
             // SAFETY: all sizes have been checked, and the borrows outlive this future and the operation, see
             // `begin_blocking`.
-            begin(&self.inner, |outcome| unsafe { routing.dispatch(shape, &c, how, None, outcome) })
-        };
+            unsafe { routing.dispatch(shape, &c, how, None, outcome) }
+        });
         // SAFETY: as above.
-        let _ = unsafe { finish(&self.inner, "dispatch_send", Reader::Observer, &mut routing.ffi, begun) }
-            .await?;
+        let _ = unsafe { finish(&self.inner, Reader::Observer, &mut routing.ffi, begun) }.await?;
         Ok(Half::new(self, input))
     }
 
@@ -436,24 +435,24 @@ impl Half {
 
     async fn receive(&self, routing: &mut Routing, mut output: PrefillOutput<'_>) -> Result<Outcome> {
         let inner = &*self.buffer.inner;
-        let begun = {
+        let begun = begin(inner, "dispatch_receive", |outcome| {
             let to = output.as_c(inner, self.payload, self.sideband_bytes, &())?;
             let to = sys::epw_prefill_output { nonblocking: 1, ..to };
             let shape = routing.shape.of_output(inner, &output);
             // SAFETY: all sizes have been checked, and the borrows, those of the first half too, outlive this future.
-            begin(inner, |outcome| unsafe { routing.receive(shape, &to, outcome) })
-        };
+            unsafe { routing.receive(shape, &to, outcome) }
+        });
         // SAFETY: as above.
-        unsafe { finish(inner, "dispatch_receive", Reader::Program, &mut routing.ffi, begun) }.await
+        unsafe { finish(inner, Reader::Program, &mut routing.ffi, begun) }.await
     }
 
     fn receive_blocking(&self, routing: &mut Routing, mut output: PrefillOutput<'_>) -> Result<Outcome> {
         let inner = &*self.buffer.inner;
-        let to = output.as_c(inner, self.payload, self.sideband_bytes, &())?;
-        let shape = routing.shape.of_output(inner, &output);
-        // SAFETY: all sizes have been checked, and the borrows outlive the call, which ends the operation.
-        run(inner, "dispatch_receive", Reader::Program, |outcome| unsafe {
-            routing.receive(shape, &to, outcome)
+        run(inner, "dispatch_receive", Reader::Program, |outcome| {
+            let to = output.as_c(inner, self.payload, self.sideband_bytes, &())?;
+            let shape = routing.shape.of_output(inner, &output);
+            // SAFETY: all sizes have been checked, and the borrows outlive the call, which ends the operation.
+            unsafe { routing.receive(shape, &to, outcome) }
         })
     }
 }

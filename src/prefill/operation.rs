@@ -11,7 +11,8 @@ use crate::observe::Observed;
 use crate::outcome::{Outcome, Reader};
 use crate::sys;
 
-/// Runs a call on this thread, and turns what it fills into an outcome.
+/// Runs a call on this thread, and turns what it fills into an outcome. The call checks its arguments itself, so that
+/// what it refuses is observed.
 pub(super) fn run(
     inner: &Inner,
     name: &'static str,
@@ -40,20 +41,23 @@ impl Drop for UnderWay<'_> {
     }
 }
 
-/// A call that has begun, and its progress.
+/// A call that has begun or been refused, and its progress.
 pub(super) struct Begun {
-    progress: Progress,
+    observed: Observed,
+    progress: Result<Progress>,
     outcome: sys::epw_outcome,
 }
 
-/// Begins a non-blocking call.
+/// Begins a non-blocking call, which checks its arguments and may already move rows.
 pub(super) fn begin(
     inner: &Inner,
+    name: &'static str,
     call: impl FnOnce(&mut sys::epw_outcome) -> Result<Progress>,
-) -> Result<Begun> {
-    inner.start_waits()?;
+) -> Begun {
+    let observed = Observed::begin(name, inner.rank);
     let mut outcome = ffi::empty_outcome();
-    Ok(Begun { progress: call(&mut outcome)?, outcome })
+    let progress = inner.start_waits().and_then(|()| call(&mut outcome));
+    Begun { observed, progress, outcome }
 }
 
 /// Polls the call until it ends.
@@ -63,14 +67,13 @@ pub(super) fn begin(
 /// The memory given to it stays valid until this future has ended or been dropped.
 pub(super) async unsafe fn finish(
     inner: &Inner,
-    name: &'static str,
     reader: Reader,
     routing: &mut ffi::Routing,
-    begun: Result<Begun>,
+    begun: Begun,
 ) -> Result<Outcome> {
-    let observed = Observed::begin(name, inner.rank);
+    let Begun { observed, progress, mut outcome } = begun;
     let ended = async {
-        let Begun { mut progress, mut outcome } = begun?;
+        let mut progress = progress?;
         let mut under_way = UnderWay { inner, routing, ended: false };
         let ended = poll_fn(|cx| {
             if progress == Progress::Pending {

@@ -12,11 +12,11 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use epwire::comm::CommConfig;
 use epwire::prefill::{
-    PrefillBuffer, PrefillCombine, PrefillCombineOutput, PrefillConfig, PrefillLayout, PrefillOutput,
+    PrefillBuffer, PrefillCombine, PrefillCombineOutput, PrefillConfig, PrefillLayout, PrefillOutput, Routing,
 };
 use epwire::{
     Combine, CombineOutput, Comm, Dispatch, DispatchBuffers, EpBuffer, EpConfig, HostBuffer, Layout, Mask,
@@ -44,6 +44,8 @@ struct State {
     core: Vec<String>,
     /// By name and labels: sums of counters, the number of a histogram's values.
     metrics: BTreeMap<String, u64>,
+    /// Of the values of all histograms.
+    seconds: f64,
     /// `kind name unit: text`
     described: Vec<String>,
 }
@@ -155,6 +157,7 @@ impl CounterFn for Metric {
 impl HistogramFn for Metric {
     fn record(&self, seconds: f64) {
         assert!((0.0..60.0).contains(&seconds), "{seconds} s");
+        self.0.with(|state| state.seconds += seconds);
         self.add(1);
     }
 }
@@ -342,14 +345,20 @@ fn exchange_many(buffer: &PrefillBuffer) {
     assert!(buffer.combine_blocking(&mut routing, input, to).unwrap().is_complete());
 }
 
-#[test]
-fn what_prefill_moves_is_counted() {
+/// Two ranks with one expert each, connected and active.
+fn prefill_pair() -> [PrefillBuffer; 2] {
     let config = EpConfig::new(1, HIDDEN as u32, 2, 2).deadline(PATIENT).threads(1);
     let [a, b] =
         [0, 1].map(|rank| PrefillBuffer::unconnected(rank, 2, PrefillConfig::new(config.clone())).unwrap());
     a.connect_blocking(1, &b.export(0).unwrap()).unwrap();
     b.connect_blocking(0, &a.export(1).unwrap()).unwrap();
     [&a, &b].iter().for_each(|buffer| buffer.set_active(&Mask::all(2), 1, 0).unwrap());
+    [a, b]
+}
+
+#[test]
+fn what_prefill_moves_is_counted() {
+    let [a, b] = prefill_pair();
     let peer = thread::spawn(move || exchange_many(&a));
     let (_, metrics, _) = Seen::during_all(|| exchange_many(&b));
     peer.join().unwrap();
@@ -435,6 +444,112 @@ fn a_refused_operation_says_why() {
     );
     assert_eq!(span, "span DEBUG epwire operation=\"dispatch_send\" rank=0");
     assert_eq!(metrics, metrics_of(&[("epwire_errors_total operation=dispatch_send rank=0", 1)]));
+}
+
+/// A token and an answer of the wrong width, which no call hands to the core.
+#[test]
+fn refused_operations_of_prefill_say_why() {
+    let [a, _b] = prefill_pair();
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let narrow = [bf16::ONE; HIDDEN - 1];
+    let input = || Dispatch::new(TensorRef::new(&narrow, HIDDEN - 1), TensorRef::new(&TOKEN.ids, 2));
+    let answers = || PrefillCombine::new(TensorRef::new(&narrow, HIDDEN - 1));
+    let layout = PrefillLayout::Packed { alignment: 1 };
+    let (mut rows, mut out) = (HostBuffer::<bf16>::zeroed(4 * HIDDEN), HostBuffer::<bf16>::zeroed(HIDDEN));
+    let mut routing = Routing::new(&a).unwrap();
+    for awaited in [false, true] {
+        let (lines, metrics) = Seen::during(|| {
+            let output = PrefillOutput::new(layout, 4).rows(TensorMut::new(&mut rows));
+            match awaited {
+                false => drop(a.dispatch_blocking(input(), output).unwrap_err()),
+                true => drop(runtime.block_on(a.dispatch(input(), output)).unwrap_err()),
+            }
+            match awaited {
+                false => drop(a.dispatch_send_blocking(input()).unwrap_err()),
+                true => drop(runtime.block_on(a.dispatch_send(input())).unwrap_err()),
+            }
+            let to = PrefillCombineOutput::new(TensorMut::new(&mut out));
+            match awaited {
+                false => drop(a.combine_blocking(&mut routing, answers(), to).unwrap_err()),
+                true => drop(runtime.block_on(a.combine(&mut routing, answers(), to)).unwrap_err()),
+            }
+            match awaited {
+                false => drop(a.combine_send_blocking(&mut routing, answers()).unwrap_err()),
+                true => drop(runtime.block_on(a.combine_send(&mut routing, answers())).unwrap_err()),
+            }
+        });
+        let operations = ["dispatch", "dispatch_send", "combine", "combine_send"];
+        let count = |name: &&str| (format!("epwire_errors_total operation={name} rank=0"), 1);
+        assert_eq!(metrics, operations.iter().map(count).collect(), "awaited: {awaited}");
+        let events = lines.iter().filter(|line| line.starts_with("event WARN message=refused error="));
+        assert_eq!((events.count(), lines.len()), (4, 8), "{lines:?}");
+    }
+}
+
+/// The only rank of a group, with one expert.
+fn prefill_alone(tokens: usize, hidden: usize) -> PrefillBuffer {
+    let config = EpConfig::new(tokens as u32, hidden as u32, 1, 1).threads(1);
+    let buffer = PrefillBuffer::unconnected(0, 1, PrefillConfig::new(config)).unwrap();
+    buffer.set_active(&Mask::all(1), 1, 0).unwrap();
+    buffer
+}
+
+/// Outputs that are too small.
+#[test]
+fn refused_receiving_halves_of_prefill_say_why() {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let a = prefill_alone(1, HIDDEN);
+    let (x, layout) = ([bf16::ONE; HIDDEN], PrefillLayout::Packed { alignment: 1 });
+    let input = || {
+        Dispatch::new(TensorRef::new(&x, HIDDEN), TensorRef::new(&[0], 1)).weights(TensorRef::new(&[1.0], 1))
+    };
+    let (mut rows, mut small) = (HostBuffer::<bf16>::zeroed(HIDDEN), HostBuffer::<bf16>::zeroed(HIDDEN - 1));
+    for awaited in [false, true] {
+        let dispatching = a.dispatch_send_blocking(input()).unwrap();
+        let output = PrefillOutput::new(layout, 1).rows(TensorMut::new(&mut small));
+        let dispatch = Seen::during(|| match awaited {
+            false => drop(dispatching.receive_blocking(output).unwrap_err()),
+            true => drop(runtime.block_on(dispatching.receive(output)).unwrap_err()),
+        });
+        let output = PrefillOutput::new(layout, 1).rows(TensorMut::new(&mut rows));
+        let (mut routing, _) = a.dispatch_blocking(input(), output).unwrap();
+        let answers = PrefillCombine::new(TensorRef::new(&x, HIDDEN));
+        let combining = a.combine_send_blocking(&mut routing, answers).unwrap();
+        let to = PrefillCombineOutput::new(TensorMut::new(&mut small));
+        let combine = Seen::during(|| match awaited {
+            false => drop(combining.receive_blocking(to).unwrap_err()),
+            true => drop(runtime.block_on(combining.receive(to)).unwrap_err()),
+        });
+        for ((lines, metrics), name) in [(dispatch, "dispatch_receive"), (combine, "combine_receive")] {
+            let counted = format!("epwire_errors_total operation={name} rank=0");
+            assert_eq!(metrics, metrics_of(&[(&counted, 1)]), "awaited: {awaited}");
+            assert!(lines[0].starts_with("event WARN message=refused error="), "{lines:?}");
+        }
+    }
+}
+
+/// The first poll of a rank alone moves all rows, and no time passes after it.
+#[test]
+fn an_awaited_dispatch_of_prefill_is_timed_from_its_call() {
+    const TOKENS: usize = 2048;
+    const WIDE: usize = 4096;
+    let buffer = prefill_alone(TOKENS, WIDE);
+    let (x, ids) = (vec![bf16::ONE; TOKENS * WIDE], vec![0; TOKENS]);
+    let mut rows = HostBuffer::<bf16>::zeroed(TOKENS * WIDE);
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    // A thread may be stopped between the two clocks, but not each time.
+    let shares = [(); 5].map(|()| {
+        let seen = Seen::default();
+        let output = PrefillOutput::new(PrefillLayout::Packed { alignment: 1 }, TOKENS)
+            .rows(TensorMut::new(&mut rows));
+        let input = Dispatch::new(TensorRef::new(&x, WIDE), TensorRef::new(&ids, 1));
+        let began = Instant::now();
+        metrics::with_local_recorder(&seen, || {
+            drop(runtime.block_on(buffer.dispatch(input, output)).unwrap())
+        });
+        seen.with(|state| state.seconds) / began.elapsed().as_secs_f64()
+    });
+    assert!(shares.iter().any(|share| *share > 0.5), "seconds recorded of those passed: {shares:?}");
 }
 
 #[test]
