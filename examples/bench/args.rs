@@ -25,7 +25,7 @@ use crate::{
 #[command(name = "bench", version, after_long_help = crate::floor::HELP)]
 pub struct Args {
     /// Processes to start on this host; not needed under torchrun, mpirun, srun or another launcher
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub ranks: Option<u32>,
     /// Empty places of the group, beside the ranks that run: each has a rank's share of the experts, to which no token is routed
     #[arg(long, value_name = "N", default_value_t = 0)]
@@ -429,6 +429,15 @@ mod tests {
         let args = args("--device cuda --sms 8,64,all");
         assert_eq!((args.sms.as_slice(), args.chosen_sms()), (&[8, 64, 0][..], 8));
         assert!(Args::try_parse_from(["bench", "--sms", "0"]).is_err());
+    }
+
+    #[test]
+    fn a_number_of_ranks_is_refused_by_its_limits() {
+        for ranks in ["0", "1025"] {
+            let text = Args::try_parse_from(["bench", "--ranks", ranks]).unwrap_err().to_string();
+            assert!(text.contains("--ranks") && text.contains("1..=1024"), "{text}");
+        }
+        assert_eq!(args("--ranks 1024").ranks, Some(1024));
     }
 
     #[test]
