@@ -5,7 +5,7 @@ use half::{bf16, f16};
 
 use super::Collective;
 
-/// A number made from a small integer: ranks send these, so that sums are exact in every type.
+/// A number made from a small integer: ranks send these, so that sums are exact in every type. An i8 wraps.
 pub trait Small: Number + PartialEq {
     fn small(value: u32) -> Self;
 }
@@ -14,28 +14,18 @@ macro_rules! small {
     ($($type:ty => $from:expr),*) => {$(
         impl Small for $type {
             fn small(value: u32) -> Self {
-                #[allow(clippy::cast_possible_truncation, reason = "small")]
-                ($from)(value as u8)
+                ($from)(value)
             }
         }
     )*};
 }
 small!(
-    i8 => |v: u8| v as i8, u8 => u8::from, i32 => i32::from, u32 => u32::from, i64 => i64::from, u64 => u64::from, f32 => f32::from, f64 => f64::from,
-    f16 => |v: u8| f16::from_f32(f32::from(v)), bf16 => |v: u8| bf16::from_f32(f32::from(v))
+    i8 => |v| v as i8, u8 => |v| v as u8, i32 => |v| v as i32, u32 => u32::from, i64 => i64::from, u64 => u64::from, f32 => |v| v as f32, f64 => f64::from,
+    f16 => |v| f16::from_f32(v as f32), bf16 => |v| bf16::from_f32(v as f32)
 );
 
-/// Element `at` of what `rank` sends: 0, 1 or 2. Without a period, so that a block is unlike those at other places.
-fn element(rank: u32, at: usize) -> u32 {
-    let mixed = (at as u32).wrapping_mul(0x85eb_ca6b) >> 16;
-    (rank + mixed) % 3
-}
-
-/// Of the sum over all ranks: at most 2 for each rank, which 16-bit floats and i8 represent exactly up to 63 ranks;
-/// beyond that i8 wraps.
-fn summed(ranks: u32, at: usize) -> u32 {
-    (0..ranks).map(|rank| element(rank, at)).sum()
-}
+/// The most that ranks together may add to an element: a bf16 represents integers up to 256 exactly.
+const SUM_MAX: u32 = 252;
 
 /// A collective of a size, on one rank.
 #[derive(Debug, Clone, Copy)]
@@ -75,6 +65,19 @@ impl Case {
         }
     }
 
+    /// Element `at` of what `rank` sends: 0, 1 or 2. Without a period in `at`, so that a block is unlike those at other
+    /// places. Three ranks in a row add 3; in a group of more than [`SUM_MAX`] some send 0, others at other places.
+    fn element(&self, rank: u32, at: usize) -> u32 {
+        let mixed = (at as u32).wrapping_mul(0x85eb_ca6b) >> 16;
+        let turn = (rank + mixed) % (3 * self.ranks.div_ceil(SUM_MAX));
+        if turn < 3 { turn } else { 0 }
+    }
+
+    /// Of the sum over all ranks, at most [`SUM_MAX`].
+    fn summed(&self, at: usize) -> u32 {
+        (0..self.ranks).map(|rank| self.element(rank, at)).sum()
+    }
+
     fn is_root(&self) -> bool {
         self.rank == 0
     }
@@ -105,12 +108,12 @@ impl Case {
             (_, true) => self.one(send, recv),
             (_, false) => send,
         };
-        input.iter_mut().enumerate().for_each(|(at, x)| *x = T::small(element(rank, at)));
+        input.iter_mut().enumerate().for_each(|(at, x)| *x = T::small(self.element(rank, at)));
     }
 
     /// The number of wrong elements in this rank's result.
     pub fn wrong<T: Small>(&self, send: &[T], recv: &[T]) -> u64 {
-        let Self { rank, ranks, block, .. } = *self;
+        let Self { rank, block, .. } = *self;
         let own = rank as usize * block;
         let root = self.is_root();
         let wrong = |got: &[T], want: &dyn Fn(usize) -> u32| {
@@ -118,22 +121,22 @@ impl Case {
         };
         match self.collective {
             Collective::Barrier => 0,
-            Collective::AllReduce => wrong(recv, &|at| summed(ranks, at)),
-            Collective::Reduce if root => wrong(recv, &|at| summed(ranks, at)),
+            Collective::AllReduce => wrong(recv, &|at| self.summed(at)),
+            Collective::Reduce if root => wrong(recv, &|at| self.summed(at)),
             Collective::ReduceScatter => {
                 let got = if self.in_place { &send[own..][..block] } else { recv };
-                wrong(got, &|at| summed(ranks, own + at))
+                wrong(got, &|at| self.summed(own + at))
             }
-            Collective::AllGather => wrong(recv, &|at| element((at / block) as u32, at % block)),
-            Collective::Gather if root => wrong(recv, &|at| element((at / block) as u32, at % block)),
-            Collective::AllToAll => wrong(recv, &|at| element((at / block) as u32, own + at % block)),
-            Collective::Broadcast => wrong(recv, &|at| element(0, at)),
+            Collective::AllGather => wrong(recv, &|at| self.element((at / block) as u32, at % block)),
+            Collective::Gather if root => wrong(recv, &|at| self.element((at / block) as u32, at % block)),
+            Collective::AllToAll => wrong(recv, &|at| self.element((at / block) as u32, own + at % block)),
+            Collective::Broadcast => wrong(recv, &|at| self.element(0, at)),
             Collective::SendRecv => {
                 let [_, from] = self.neighbours();
-                wrong(recv, &|at| element(from, at))
+                wrong(recv, &|at| self.element(from, at))
             }
-            Collective::Scatter if self.in_place && root => wrong(send, &|at| element(0, at)),
-            Collective::Scatter => wrong(recv, &|at| element(0, own + at)),
+            Collective::Scatter if self.in_place && root => wrong(send, &|at| self.element(0, at)),
+            Collective::Scatter => wrong(recv, &|at| self.element(0, own + at)),
             Collective::Reduce | Collective::Gather => 0,
         }
     }
@@ -177,7 +180,28 @@ mod tests {
 
     #[test]
     fn sums_are_those_of_the_elements() {
-        assert_eq!([0, 1, 2, 3].map(|rank| element(rank, 1)), [2, 0, 1, 2]);
-        assert_eq!(summed(4, 1), 5);
+        let case = Case::new::<f32>(Collective::AllReduce, false, [0, 4], 8);
+        assert_eq!([0, 1, 2, 3].map(|rank| case.element(rank, 1)), [2, 0, 1, 2]);
+        assert_eq!(case.summed(1), 5);
+    }
+
+    /// Whether ranks that add one after the other get what is expected, in each of some places.
+    fn is_exact<T: Small + std::iter::Sum>(ranks: u32) -> bool {
+        let case = Case::new::<T>(Collective::AllReduce, false, [0, ranks], 8);
+        let added = |at| (0..ranks).map(|rank| T::small(case.element(rank, at))).sum::<T>();
+        (0..50).all(|at| added(at) == T::small(case.summed(at)))
+    }
+
+    #[test]
+    fn sums_of_many_ranks_are_exact() {
+        for ranks in [63, 128, 252, 253, 300, 504, 505, 1024] {
+            assert!(is_exact::<i32>(ranks) && is_exact::<u64>(ranks) && is_exact::<f32>(ranks), "{ranks}");
+            assert!(is_exact::<f16>(ranks) && is_exact::<bf16>(ranks), "{ranks}");
+            let case = Case::new::<u8>(Collective::AllReduce, false, [0, ranks], 8);
+            assert!((0..50).all(|at| (1..=SUM_MAX).contains(&case.summed(at))), "{ranks}");
+            // Each rank adds something at some place.
+            assert!((0..ranks).all(|rank| (0..50).any(|at| case.element(rank, at) > 0)), "{ranks}");
+        }
+        assert_eq!((i8::small(257), u8::small(257), f32::small(257)), (1, 1, 257.0));
     }
 }
