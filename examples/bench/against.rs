@@ -17,7 +17,7 @@ use crate::Error;
 use crate::args::Args;
 use crate::compare;
 use crate::print::print;
-use crate::report::{Row, us};
+use crate::report::{Asked, Row, us};
 use crate::wire::Reach;
 
 /// Runs the pairs, prints a row per case and fails if a case is slower.
@@ -96,9 +96,11 @@ fn run(program: &Path, options: &[OsString]) -> Result<Vec<Row>, Error> {
     text.lines().map(row).collect()
 }
 
-/// Whether both are of one case. Paths are those that the same options lead to, and an older program may not name them.
+/// Whether both are of one case. Both have the same options and the paths to which these lead, some of which an older
+/// program does not name.
 fn same(a: &Row, b: &Row) -> bool {
-    let plain = |row: &Row| Row { reach: Reach::default(), queue: None, ..row.clone() };
+    let plain =
+        |row: &Row| Row { asked: Asked::default(), reach: Reach::default(), queue: None, ..row.clone() };
     compare::same(&plain(a), &plain(b))
 }
 
@@ -231,9 +233,10 @@ mod tests {
     fn rows_are_matched_and_a_case_of_one_program_alone_is_an_error() {
         let mut cases = compared(&[1.0, 1.5]);
         assert_eq!((cases.len(), median(&cases[0].p50_us[1])), (1, 125.0));
-        // The older program has not said how peers are reached.
+        // The older program has said neither how peers are reached nor how many threads were asked for.
         let reach = Reach { path: Some("queue over TCP".into()), nic: Some(Nic::Strict), wire: None };
-        let queued = Row { reach, ..row(Case::Pair, 1, 150.0, 0) };
+        let asked = Asked { threads: 2, ..Asked::default() };
+        let queued = Row { reach, asked, ..row(Case::Pair, 1, 150.0, 0) };
         add(&mut cases, [vec![row(Case::Pair, 1, 100.0, 0)], vec![queued]]).unwrap();
         assert_eq!((cases.len(), cases[0].ratios.len()), (1, 3));
         let [one, two] = [1, 2].map(|tokens| row(Case::Pair, tokens, 1.0, 0));

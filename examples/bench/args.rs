@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     bytes::Bytes,
     cases::Case,
-    collective::{Collective, Type},
+    collective::{Collective, Type, data},
     floor::Reads,
     nic::Nic,
     routing::Spread,
@@ -289,13 +289,15 @@ impl Args {
         }
     }
 
-    /// With which types a collective of this size is measured: a barrier, which has neither, once.
-    pub fn types_of(&self, collective: Collective, bytes: u64) -> &[Type] {
-        let first = self.bytes.0.first() == Some(&bytes);
-        match collective {
-            Collective::Barrier => &self.types[..usize::from(first).min(self.types.len())],
-            _ => &self.types,
-        }
+    /// With which types a collective of this size is measured: those of which a smaller size does not have as many whole
+    /// blocks. A barrier, which has neither types nor sizes, is measured once.
+    pub fn types_of(&self, collective: Collective, ranks: u32, bytes: u64) -> Vec<Type> {
+        let types = if collective == Collective::Barrier { 1 } else { self.types.len() };
+        let is_first = |r#type: &Type| {
+            let used = |bytes| data::Case::bytes_of(collective, *r#type, ranks, bytes);
+            self.bytes.0.iter().find(|size| used(**size) == used(bytes)) == Some(&bytes)
+        };
+        self.types.iter().take(types).copied().filter(is_first).collect()
     }
 
     /// The first in the list; 0: the library's choice.
@@ -491,8 +493,16 @@ mod tests {
         }
         let args = args("--collective barrier,reduce --bytes 8:16 --types f32,i8");
         args.check_collectives().unwrap();
-        let types = |collective| [8, 16].map(|bytes| args.types_of(collective, bytes).len());
+        let types = |collective| [8, 16].map(|bytes| args.types_of(collective, 4, bytes).len());
         assert_eq!((types(Collective::Barrier), types(Collective::Reduce)), ([1, 0], [2, 2]));
+    }
+
+    #[test]
+    fn sizes_of_the_same_whole_blocks_are_measured_once() {
+        let args = args("--collective all_gather --bytes 4:20:+4 --types f32,i8");
+        let types = |bytes| args.types_of(Collective::AllGather, 4, bytes);
+        assert_eq!([4, 8, 12].map(types), [vec![Type::F32, Type::I8], vec![Type::I8], vec![Type::I8]]);
+        assert_eq!([16, 20].map(types), [vec![Type::F32, Type::I8], vec![Type::I8]]);
     }
 
     #[test]

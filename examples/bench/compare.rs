@@ -9,13 +9,15 @@ use crate::Error;
 use crate::print::print;
 use crate::report::{Row, us};
 
-/// Prints both and fails if a case of the second got slower than the tolerance in percent allows, is wrong, or is missing.
+/// Prints both and fails if a case of the second got slower than the tolerance in percent allows, is wrong, also one that
+/// only the second has, or is missing.
 pub fn compare(files: &[PathBuf], tolerance: f64) -> Result<ExitCode, Error> {
     let [old, new] = files else { return Err("--compare takes two files".into()) };
     let (old, new) = (read(old)?, read(new)?);
     let pairs = pairs(&old, &new)?;
     print(&table(&pairs))?;
-    let mut bad: Vec<_> = pairs.iter().filter_map(|(old, new)| complaint(old, new, tolerance)).collect();
+    let mut bad: Vec<_> = new.iter().filter_map(wrong).collect();
+    bad.extend(pairs.iter().filter_map(|(old, new)| slower(old, new, tolerance)));
     bad.extend(missing(&old, &new));
     for line in &bad {
         print(line)?;
@@ -24,10 +26,21 @@ pub fn compare(files: &[PathBuf], tolerance: f64) -> Result<ExitCode, Error> {
 }
 
 fn read(file: &Path) -> Result<Vec<Row>, Error> {
-    let at = |line: usize| format!("{} line {line}", file.display());
     let text = std::fs::read_to_string(file).map_err(|e| format!("cannot read {}: {e}", file.display()))?;
-    let lines = (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty());
-    lines.map(|(i, line)| serde_json::from_str(line).map_err(|e| format!("{}: {e}", at(i)).into())).collect()
+    rows(&text).map_err(|e| format!("{} {e}", file.display()).into())
+}
+
+/// One in each line, each of another case.
+fn rows(text: &str) -> Result<Vec<Row>, String> {
+    let mut rows: Vec<Row> = Vec::new();
+    for (i, line) in (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty()) {
+        let row = serde_json::from_str(line).map_err(|e| format!("line {i}: {e}"))?;
+        if rows.iter().any(|other| same(other, &row)) {
+            return Err(format!("line {i}: repeats {}, {} tokens", row.name(), row.tokens));
+        }
+        rows.push(row);
+    }
+    Ok(rows)
 }
 
 /// Whether both are of one case.
@@ -48,14 +61,15 @@ fn pairs(old: &[Row], new: &[Row]) -> Result<Vec<(Row, Row)>, Error> {
     if pairs.is_empty() { Err("the two files have no case in common".into()) } else { Ok(pairs) }
 }
 
-fn complaint(old: &Row, new: &Row, tolerance: f64) -> Option<String> {
-    let what = format!("{}, {} tokens", new.name(), new.tokens);
+fn wrong(row: &Row) -> Option<String> {
+    (row.wrong > 0).then(|| format!("WRONG: {}, {} tokens: {} rows", row.name(), row.tokens, row.wrong))
+}
+
+fn slower(old: &Row, new: &Row, tolerance: f64) -> Option<String> {
     let percent = (new.p50_us / old.p50_us - 1.0) * 100.0;
-    if new.wrong > 0 {
-        Some(format!("WRONG: {what}: {} rows", new.wrong))
-    } else {
-        (percent > tolerance).then(|| format!("SLOWER: {what}: by {percent:.0} %, more than {tolerance} %"))
-    }
+    (percent > tolerance).then(|| {
+        format!("SLOWER: {}, {} tokens: by {percent:.0} %, more than {tolerance} %", new.name(), new.tokens)
+    })
 }
 
 fn table(pairs: &[(Row, Row)]) -> Table {
@@ -92,6 +106,7 @@ fn table(pairs: &[(Row, Row)]) -> Table {
 mod tests {
     use super::*;
     use crate::cases::Case;
+    use crate::report::Asked;
     use crate::report::tests::row;
 
     #[test]
@@ -113,8 +128,44 @@ mod tests {
     #[test]
     fn slower_than_the_tolerance_or_wrong_is_complained_about() {
         let old = row(Case::Pair, 1, 100.0, 0);
-        assert_eq!(complaint(&old, &row(Case::Pair, 1, 109.0, 0), 10.0), None);
-        assert!(complaint(&old, &row(Case::Pair, 1, 112.0, 0), 10.0).unwrap().contains("12 %"));
-        assert!(complaint(&old, &row(Case::Pair, 1, 50.0, 7), 10.0).unwrap().contains("7 rows"));
+        assert_eq!(slower(&old, &row(Case::Pair, 1, 109.0, 0), 10.0), None);
+        assert!(slower(&old, &row(Case::Pair, 1, 112.0, 0), 10.0).unwrap().contains("12 %"));
+        assert!(wrong(&row(Case::Pair, 1, 50.0, 7)).unwrap().contains("7 rows"));
+        assert_eq!(wrong(&old), None);
+    }
+
+    fn lines(rows: &[Row]) -> String {
+        rows.iter().map(|row| format!("{}\n", serde_json::json!(row))).collect()
+    }
+
+    #[test]
+    fn a_case_that_only_the_newer_file_has_must_be_right_too() {
+        let folder = std::env::temp_dir().join(format!("epwire-bench-compare-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let ended = |more: &Row| {
+            let old = row(Case::Pair, 1, 1.0, 0);
+            let files = ["old", "new"].map(|name| folder.join(name));
+            std::fs::write(&files[0], lines(std::slice::from_ref(&old))).unwrap();
+            std::fs::write(&files[1], lines(&[old, more.clone()])).unwrap();
+            format!("{:?}", compare(&files, 10.0).unwrap())
+        };
+        assert_eq!(ended(&row(Case::Combine, 1, 1.0, 0)), format!("{:?}", ExitCode::SUCCESS));
+        assert_eq!(ended(&row(Case::Combine, 1, 1.0, 7)), format!("{:?}", ExitCode::FAILURE));
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn a_repeated_case_is_an_error_and_one_of_other_options_is_another() {
+        let (once, twice) = (row(Case::Pair, 8, 1.0, 0), row(Case::Pair, 8, 2.0, 0));
+        let text = rows(&lines(&[once.clone(), twice])).unwrap_err();
+        assert!(text.starts_with("line 2: repeats pair ") && text.ends_with(", 8 tokens"), "{text}");
+        for asked in [
+            Asked { absent: 1, ..Asked::default() },
+            Asked { ring: 64, ..Asked::default() },
+            Asked { threads: 2, ..Asked::default() },
+        ] {
+            let other = Row { asked, ..once.clone() };
+            assert_eq!(rows(&lines(&[once.clone(), other])).unwrap().len(), 2, "{asked:?}");
+        }
     }
 }

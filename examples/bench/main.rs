@@ -110,9 +110,9 @@ fn measure(args: &Args, group: &Group, _local_rank: u32) -> Result<ExitCode, Err
             let used = samples.meter.used(group)?;
             if let Some(figures) = samples.figures(group)? {
                 let window = subject.window_bytes();
-                let row = Row::new(args.device, ranks::count(group), &shape, case, &figures, us, window);
+                let row = Row::new(args, ranks::count(group), &shape, case, &figures, us, window);
                 let reach = Reach::new(args, (0..group.world()).map(|peer| subject.path(peer)));
-                rows.push(Row { routing: args.routing, floor_by: Some(by), reach, queue, used, ..row });
+                rows.push(Row { floor_by: Some(by), reach, queue, used, ..row });
             }
         }
     }

@@ -3,7 +3,7 @@
 use comfy_table::{CellAlignment, Table, presets};
 use serde::{Deserialize, Serialize};
 
-use crate::args::{Combine, Device, Layout, Payload, Shape, With};
+use crate::args::{Args, Combine, Device, Layout, Payload, Shape, With};
 use crate::cases::Case;
 use crate::cpu::{self, Used};
 use crate::moves::Way;
@@ -27,6 +27,8 @@ pub struct Row {
     /// Absent if it is uniform.
     #[serde(default, skip_serializing_if = "is_uniform")]
     pub routing: Spread,
+    #[serde(flatten)]
+    pub asked: Asked,
     pub p50_us: f64,
     pub p99_us: f64,
     pub max_us: f64,
@@ -50,6 +52,21 @@ pub struct Row {
     /// The rank that was the last to return most often, and in how many of 100 iterations.
     #[serde(skip)]
     pub slowest: (usize, f64),
+}
+
+/// Numbers of the command line on which a case depends besides its shape. Absent: the default, or without a meaning for
+/// the case.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Asked {
+    /// Empty places of the group.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub absent: u32,
+    /// Of prefill: slots of a ring.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub ring: u32,
+    /// On the host: of each rank.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub threads: u32,
 }
 
 /// Additional figures of a case on GPUs. Times in microseconds.
@@ -121,9 +138,24 @@ fn is_uniform(routing: &Spread) -> bool {
     *routing == Spread::Uniform
 }
 
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+pub fn is_zero(number: &u32) -> bool {
+    *number == 0
+}
+
+impl Asked {
+    fn of(args: &Args, layout: Layout) -> Self {
+        Self {
+            absent: args.absent,
+            ring: if layout.is_prefill() { args.ring } else { 0 },
+            threads: if args.device == Device::Host { args.threads } else { 0 },
+        }
+    }
+}
+
 impl Row {
     pub fn new(
-        device: Device,
+        args: &Args,
         ranks: u32,
         shape: &Shape,
         case: Case,
@@ -135,7 +167,7 @@ impl Row {
         let Figures { p50_us, p99_us, max_us, slowest, wrong } = *figures;
         Self {
             case,
-            device,
+            device: args.device,
             ranks,
             tokens,
             hidden,
@@ -144,7 +176,8 @@ impl Row {
             payload,
             layout,
             combine,
-            routing: Spread::Uniform,
+            routing: args.routing,
+            asked: Asked::of(args, layout),
             p50_us,
             p99_us,
             max_us,
@@ -173,6 +206,7 @@ impl Row {
             layout,
             combine,
             routing,
+            asked: Asked { absent, ring, threads },
             gpu,
             reach,
             queue,
@@ -181,6 +215,11 @@ impl Row {
         let mut rest = String::new();
         if !is_uniform(routing) {
             rest += &format!(", {}", word(routing));
+        }
+        for (number, what) in [(absent, "absent"), (ring, "slots of a ring"), (threads, "threads")] {
+            if *number > 0 {
+                rest += &format!(", {number} {what}");
+            }
         }
         if let Some(OnGpu { timing, sms, lanes, with, .. }) = gpu {
             let lanes = if *lanes > 1 { format!(", {lanes} lanes") } else { String::new() };
@@ -317,6 +356,8 @@ pub fn table(rows: &[Row]) -> Table {
 
 #[cfg(test)]
 pub mod tests {
+    use clap::Parser;
+
     use super::*;
     use crate::nic::Nic;
 
@@ -333,7 +374,22 @@ pub mod tests {
         };
         let figures =
             Figures { p50_us, p99_us: 2.0 * p50_us, max_us: 3.0 * p50_us, slowest: (1, 60.0), wrong };
-        Row::new(Device::Host, 4, &shape, case, &figures, 100.0, 1 << 20)
+        Row::new(&Args::parse_from(["bench"]), 4, &shape, case, &figures, 100.0, 1 << 20)
+    }
+
+    #[test]
+    fn a_row_has_the_numbers_that_matter_for_its_case() {
+        let args = |line: &str| Args::parse_from(["bench"].into_iter().chain(line.split_whitespace()));
+        let all = args("--absent 1 --ring 64 --threads 2");
+        let asked = Asked::of(&all, Layout::Packed);
+        assert_eq!(asked, Asked { absent: 1, ring: 64, threads: 2 });
+        assert_eq!(Asked::of(&all, Layout::RankMajor), Asked { ring: 0, ..asked });
+        let gpus = args("--device cuda --absent 1 --ring 64 --threads 2");
+        assert_eq!(Asked::of(&gpus, Layout::Dense), Asked { threads: 0, ..asked });
+        let row = Row { asked, ..row(Case::Pair, 1, 1.0, 0) };
+        assert!(row.name().ends_with(", 1 absent, 64 slots of a ring, 2 threads"), "{}", row.name());
+        let back: Row = serde_json::from_value(serde_json::json!(row)).unwrap();
+        assert_eq!(back.asked, asked);
     }
 
     #[test]

@@ -181,7 +181,7 @@ mod tests {
                     signal_us: 1.25,
                     gap_us: 0.5,
                 };
-                let row = Row::new(args.device, 8, shape, cases[0], &figures, 10.0, 1 << 20);
+                let row = Row::new(&args, 8, shape, cases[0], &figures, 10.0, 1 << 20);
                 Row { gpu: Some(gpu), ..row }
             })
             .collect();

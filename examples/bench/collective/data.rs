@@ -3,7 +3,7 @@
 use epwire::comm::Number;
 use half::{bf16, f16};
 
-use super::Collective;
+use super::{Collective, Type};
 
 /// A number made from a small integer: ranks send these, so that sums are exact in every type. An i8 wraps.
 pub trait Small: Number + PartialEq {
@@ -41,14 +41,29 @@ pub struct Case {
 
 impl Case {
     pub fn new<T>(collective: Collective, in_place: bool, [rank, ranks]: [u32; 2], bytes: u64) -> Self {
-        let count = bytes as usize / size_of::<T>();
+        Self::of_elements(collective, in_place, [rank, ranks], bytes as usize / size_of::<T>())
+    }
+
+    fn of_elements(collective: Collective, in_place: bool, [rank, ranks]: [u32; 2], count: usize) -> Self {
         Self { collective, in_place, rank, ranks, count, block: count / ranks as usize }
     }
 
     /// Of the larger buffer, as the call uses it: blocks are of whole elements, and a barrier has no buffer.
     pub fn bytes<T>(&self) -> u64 {
+        (self.longer() * size_of::<T>()) as u64
+    }
+
+    /// The same, if the larger buffer has this many bytes.
+    pub fn bytes_of(collective: Collective, r#type: Type, ranks: u32, bytes: u64) -> u64 {
+        let element = r#type.bytes();
+        let case = Self::of_elements(collective, false, [0, ranks], bytes as usize / element);
+        (case.longer() * element) as u64
+    }
+
+    /// Elements of the larger buffer.
+    fn longer(&self) -> usize {
         let (send, recv) = self.lengths();
-        (send.max(recv) * size_of::<T>()) as u64
+        send.max(recv)
     }
 
     /// Elements of both buffers.
@@ -176,6 +191,9 @@ mod tests {
         assert_eq!([8, 40, 64].map(|size| bytes(Collective::AllGather, size)), [0, 32, 64]);
         assert_eq!([8, 42].map(|size| bytes(Collective::AllReduce, size)), [8, 40]);
         assert_eq!(bytes(Collective::Barrier, 64), 0);
+        for (r#type, want) in [(Type::U8, 40), (Type::Bf16, 40), (Type::F32, 32), (Type::F64, 32)] {
+            assert_eq!(Case::bytes_of(Collective::AllGather, r#type, 4, 40), want, "{type:?}");
+        }
     }
 
     #[test]

@@ -24,7 +24,7 @@ pub fn measure(args: &Args, group: &Group, _local_rank: u32) -> Result<ExitCode,
         let comm = Comm::create_blocking(group, CommConfig::default().heap_bytes(heap_bytes))?;
         let subject = Subject { bytes, args, group, meeting: &meeting, comm: &comm };
         for &collective in &args.collective {
-            for &r#type in args.types_of(collective, bytes) {
+            for &r#type in &args.types_of(collective, comm.ranks(), bytes) {
                 rows.extend(subject.row(collective, r#type)?);
             }
         }
@@ -82,6 +82,8 @@ impl Subject<'_> {
             device: self.args.device,
             bytes,
             heap: self.args.heap,
+            sms: self.args.chosen_sms(),
+            copy_engines: self.args.copy_engines,
             reach: Reach::new(self.args, (0..self.comm.ranks()).map(|peer| self.comm.path(peer))),
             out_of_place,
             copy_us: copy,

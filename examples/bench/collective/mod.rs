@@ -18,7 +18,7 @@ use crate::Error;
 use crate::args::{Args, Device};
 use crate::bytes::words;
 use crate::print::print;
-use crate::report::{floor, us, word};
+use crate::report::{floor, is_zero, us, word};
 use crate::wire::Reach;
 
 /// `--collective`
@@ -55,6 +55,18 @@ pub enum Type {
     F64,
 }
 
+impl Type {
+    /// Of an element.
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::I8 | Self::U8 => 1,
+            Self::F16 | Self::Bf16 => 2,
+            Self::I32 | Self::U32 | Self::F32 => 4,
+            Self::I64 | Self::U64 | Self::F64 => 8,
+        }
+    }
+}
+
 /// The figures of one collective at one size.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
@@ -69,6 +81,12 @@ pub struct Row {
     pub bytes: u64,
     /// Tensors lie in memory of the communicator.
     pub heap: bool,
+    /// On GPUs: thread blocks asked for; absent: chosen by the library.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub sms: u32,
+    /// Absent if not asked for.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub copy_engines: bool,
     #[serde(flatten)]
     pub reach: Reach,
     pub out_of_place: Figures,
@@ -216,6 +234,8 @@ mod tests {
                 device: Device::Host,
                 bytes,
                 heap: false,
+                sms: 0,
+                copy_engines: false,
                 reach: Reach::default(),
                 out_of_place: figures(out_of_place),
                 copy_us: None,

@@ -44,7 +44,7 @@ pub fn measure(args: &Args, group: &Group, local_rank: u32) -> Result<ExitCode, 
     let mut rows = Vec::new();
     for &bytes in &args.bytes.0 {
         for &collective in &args.collective {
-            for &r#type in args.types_of(collective, bytes) {
+            for &r#type in &args.types_of(collective, comm.ranks(), bytes) {
                 rows.push(subject.row(collective, r#type, bytes)?);
             }
         }
@@ -106,6 +106,8 @@ impl Subject<'_> {
             device: self.args.device,
             bytes,
             heap: self.args.heap,
+            sms: self.args.chosen_sms(),
+            copy_engines: self.args.copy_engines,
             reach: Reach::new(self.args, (0..self.comm.ranks()).map(|peer| self.comm.path(peer))),
             out_of_place,
             copy_us: None,

@@ -25,7 +25,7 @@ use self::prefill::Prefill;
 use self::probe::Machine;
 use self::subject::Subject;
 use self::timing::{Halves, middle};
-use crate::args::{Args, Device, Shape};
+use crate::args::{Args, Shape};
 use crate::cases::Case;
 use crate::cpu::{self, Meter};
 use crate::floor::{Reads, Traffic};
@@ -169,9 +169,9 @@ impl Run<'_> {
             gap_us: machine.gap_us,
         };
         let window = subject.window_bytes();
-        let row = Row::new(Device::Cuda, ranks::count(group), &shape, case, &figures, floor_us, window);
+        let row = Row::new(args, ranks::count(group), &shape, case, &figures, floor_us, window);
         let reach = Reach::new(args, (0..group.world()).map(|peer| subject.path(peer)));
-        Ok(Row { gpu: Some(gpu), routing: args.routing, reach, used, ..row })
+        Ok(Row { gpu: Some(gpu), reach, used, ..row })
     }
 }
 
