@@ -138,16 +138,19 @@ pub struct Args {
     #[arg(long, num_args = 2, value_names = ["A", "B"])]
     pub compare: Option<Vec<PathBuf>>,
     /// With --compare: how many percent slower a case may be
-    #[arg(long, value_name = "PERCENT", default_value_t = 10.0)]
+    #[arg(long, value_name = "PERCENT", default_value_t = 10.0, value_parser = finite)]
+    #[arg(requires = "compare", conflicts_with = "against")]
     pub tolerance: f64,
     /// Run PROGRAM, an older build of this one, and this one in turns, both with the other options of this line, and tell whether this one is slower
     #[arg(long, value_name = "PROGRAM", conflicts_with_all = ["compare", "json", "plot", "table"])]
     pub against: Option<PathBuf>,
     /// With --against: how often each of them runs
     #[arg(long, value_name = "N", default_value_t = 21, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(requires = "against", conflicts_with = "compare")]
     pub pairs: u32,
     /// With --against: fail if the whole 95 % interval of a case's ratio of new to old medians lies above this
-    #[arg(long, value_name = "RATIO", default_value_t = 1.03)]
+    #[arg(long, value_name = "RATIO", default_value_t = 1.03, value_parser = finite)]
+    #[arg(requires = "against", conflicts_with = "compare")]
     pub limit: f64,
 }
 
@@ -215,6 +218,14 @@ impl Layout {
     pub fn is_prefill(self) -> bool {
         matches!(self, Self::Packed | Self::Dense)
     }
+}
+
+/// A number that a measured one can exceed.
+fn finite(text: &str) -> Result<f64, String> {
+    text.parse()
+        .ok()
+        .filter(|number: &f64| number.is_finite())
+        .ok_or_else(|| "must be a finite number".to_owned())
 }
 
 /// A number of SMs, 0 for `all`.
@@ -478,6 +489,34 @@ mod tests {
         }
         let used = args("--collective all_gather --threads 1 --bytes 8:64 --types f32,i8 --heap --json");
         assert_eq!((used.bytes.0.len(), used.types.len(), used.threads), (4, 2, 1));
+    }
+
+    #[test]
+    fn a_threshold_is_a_finite_number_and_needs_what_it_judges() {
+        let refused = |line: &str| {
+            let words = ["bench"].into_iter().chain(line.split_whitespace());
+            Args::try_parse_from(words).unwrap_err().to_string()
+        };
+        // An argument that is required counts as given if it conflicts with one that is, so conflicts are declared too.
+        for (line, option, other) in [
+            ("--compare a b --limit 1.02", "--limit", "--compare"),
+            ("--compare a b --pairs 7", "--pairs", "--compare"),
+            ("--against a --tolerance 2", "--tolerance", "--against"),
+            ("--limit 1.02", "required", "--against"),
+            ("--pairs 7", "required", "--against"),
+            ("--tolerance 2", "required", "--compare"),
+        ] {
+            let text = refused(line);
+            assert!(text.contains(option) && text.contains(other), "{line}: {text}");
+        }
+        for line in ["--compare a b --tolerance=", "--against a --limit="] {
+            for value in ["NaN", "inf", "-inf", "much"] {
+                let text = refused(&format!("{line}{value}"));
+                assert!(text.contains("must be a finite number"), "{text}");
+            }
+        }
+        assert_eq!(args("--compare a b --tolerance 2.5").tolerance, 2.5);
+        assert_eq!(args("--against a --limit 1.02 --pairs 7").limit, 1.02);
     }
 
     #[test]

@@ -39,7 +39,7 @@ struct Args {
     json: bool,
 }
 
-#[derive(Debug, Clone, Copy, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Memory {
     Host,
     Cuda,
@@ -61,6 +61,10 @@ fn run(args: &Args) -> Result<ExitCode, Error> {
             rank(&launch, args)
         }
         (None, Some(ranks @ 2..)) => spawn(ranks),
+        (None, _) if args.device != Memory::Host => {
+            Err("--device cuda says where ranks measure: it needs --ranks of at least 2, or a launcher"
+                .into())
+        }
         (None, _) => show(&doctor::examine(), args),
     }
 }
@@ -107,10 +111,23 @@ fn spawn(ranks: u32) -> Result<ExitCode, Error> {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
+    use clap::{CommandFactory, Parser};
+
+    use super::{Args, run};
 
     #[test]
     fn the_readme_has_the_options() {
-        crate::options::assert_in_readme(&super::Args::command());
+        crate::options::assert_in_readme(&Args::command());
+    }
+
+    #[test]
+    fn a_device_is_refused_where_nothing_is_measured() {
+        for line in ["doctor --device cuda", "doctor --device cuda --ranks 1"] {
+            let text = run(&Args::parse_from(line.split(' '))).unwrap_err().to_string();
+            assert!(
+                text.contains("--device cuda") && text.contains("--ranks of at least 2"),
+                "{line}: {text}"
+            );
+        }
     }
 }
