@@ -434,6 +434,26 @@ fn a_container_with_tight_limits() {
 }
 
 #[test]
+fn the_limit_of_locked_memory_holds_for_whom_the_kernel_counts() {
+    let told = |capabilities: &str, users: &str| {
+        let machine = Machine::new("locked");
+        machine.file("/proc/self/status", &format!("Name:\tdoctor\nCapEff:\t{capabilities}\n"));
+        machine.file("/proc/self/uid_map", &format!("{users}\n"));
+        let report = machine.report(&plain());
+        let check = report.sections[3].checks.iter().find(|check| check.name == "locked memory").unwrap();
+        (check.verdict, check.reason.clone())
+    };
+    let all = "         0          0 4294967295";
+    let (verdict, reason) = told("000001ffffffffff", all);
+    assert_eq!((verdict, reason.as_str()), (Verdict::Ok, "CAP_IPC_LOCK: no limit applies"));
+    assert_eq!(told("0000000000004000", all).0, Verdict::Ok);
+    // Without the capability, and in a user namespace of a container.
+    assert_eq!(told("000001ffffffbfff", all).0, Verdict::Missing);
+    assert_eq!(told("000001ffffffffff", "         0     100000      65536").0, Verdict::Missing);
+    assert_eq!(told("000001ffffffffff", "0 1000 1\n1 100000 65536").0, Verdict::Missing);
+}
+
+#[test]
 fn the_least_limit_of_threads_is_told() {
     let told = |cgroups: &str, limits: &[(&str, &str)]| {
         let machine = Machine::new("threads");
