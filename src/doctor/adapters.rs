@@ -107,10 +107,8 @@ struct Shared {
 impl Shared {
     fn of(tree: &Tree, gpus: &Result<Vec<Gpu>, String>, process: &Process) -> Self {
         let devices = tree.names(CLASS);
-        let dma_buf = gpu::dma_buf(gpus);
-        let has_dma_buf = dma_buf.as_ref().is_some_and(|check| check.verdict == Verdict::Ok);
-        let mut checks = vec![found(&devices), locked_memory(tree), peermem(tree, has_dma_buf)];
-        checks.extend(dma_buf);
+        let mut checks = vec![found(&devices), locked_memory(tree)];
+        checks.extend(ways_to_gpus(tree, gpus.as_deref().ok()));
         checks.push(override_of_mappings(tree));
         let may_try_gpus = gpus.is_ok();
         let gpus: Vec<GpuPlace> =
@@ -221,23 +219,45 @@ fn found(devices: &[String]) -> Check {
     }
 }
 
-/// Checks for either of the two ways by which an adapter reaches GPU memory.
-fn peermem(tree: &Tree, has_dma_buf: bool) -> Check {
-    const NAME: &str = "nvidia_peermem";
-    const WAYS: [&str; 3] = [
+/// The two ways by which an adapter reaches the memory of these GPUs, of which one is enough.
+fn ways_to_gpus(tree: &Tree, gpus: Option<&[Gpu]>) -> Vec<Check> {
+    const MODULES: [&str; 3] = [
         "/sys/module/nvidia_peermem",
         "/sys/kernel/mm/memory_peers/nvidia-peermem",
         "/sys/kernel/mm/memory_peers/nv_mem",
     ];
-    match WAYS.into_iter().find(|path| tree.has(path)) {
-        Some(path) if path.ends_with("nv_mem") => {
+    let module = MODULES.into_iter().find(|path| tree.has(path));
+    let lacking = gpus.map(gpu::without_dma_buf);
+    let by_descriptor = lacking.as_deref().map(|lacking| dma_buf(lacking, module.is_some()));
+    [peermem(module, lacking.as_deref())].into_iter().chain(by_descriptor).collect()
+}
+
+/// `lacking`: the GPUs without dma-buf; `None`: there is no GPU.
+fn peermem(module: Option<&str>, lacking: Option<&str>) -> Check {
+    const NAME: &str = "nvidia_peermem";
+    match (module, lacking) {
+        (Some(path), _) if path.ends_with("nv_mem") => {
             Check::warning(NAME, "the old module nv_peer_mem is loaded")
                 .remedy("unload it and load nvidia_peermem")
         }
-        Some(_) => Check::ok(NAME, "loaded"),
-        None if has_dma_buf => Check::ok(NAME, "not loaded: adapters reach GPU memory by dma-buf"),
-        None => Check::warning(NAME, "not loaded: adapters reach GPU memory by dma-buf alone")
-            .remedy("modprobe nvidia_peermem, or install the open GPU kernel modules"),
+        (Some(_), _) => Check::ok(NAME, "loaded"),
+        (None, None) => Check::unknown(NAME, "not loaded; no GPU of this process shows whether it is needed"),
+        (None, Some("")) => Check::ok(NAME, "not loaded: adapters reach GPU memory by dma-buf"),
+        (None, Some(gpus)) => Check::warning(
+            NAME,
+            format!("not loaded: adapters reach the memory of GPUs {gpus} by neither it nor dma-buf"),
+        )
+        .remedy("modprobe nvidia_peermem, or install the open GPU kernel modules"),
+    }
+}
+
+fn dma_buf(lacking: &str, has_module: bool) -> Check {
+    const NAME: &str = "dma-buf";
+    match (lacking, has_module) {
+        ("", _) => Check::ok(NAME, "the driver gives it for all GPUs"),
+        (gpus, true) => Check::ok(NAME, format!("the driver gives none for GPUs {gpus}, nor is it needed")),
+        (gpus, false) => Check::warning(NAME, format!("the driver gives none for GPUs {gpus}"))
+            .remedy("install the open GPU kernel modules, or load nvidia_peermem"),
     }
 }
 

@@ -208,18 +208,8 @@ impl Ways {
     }
 }
 
-/// Whether adapters can reach the memory of these GPUs without a kernel module for it.
-pub(super) fn dma_buf(gpus: &Result<Vec<Gpu>, String>) -> Option<Check> {
-    const NAME: &str = "dma-buf";
-    let gpus = gpus.as_ref().ok()?;
-    let lacking: Vec<String> = (0..)
-        .zip(gpus)
-        .filter(|(_, gpu)| !gpu.dma_buf)
-        .map(|(ordinal, _): (u32, _)| ordinal.to_string())
-        .collect();
-    Some(match lacking.is_empty() {
-        true => Check::ok(NAME, "the driver gives it for all GPUs"),
-        false => Check::warning(NAME, format!("the driver gives none for GPUs {}", lacking.join(", ")))
-            .remedy("install the open GPU kernel modules, or load nvidia_peermem"),
-    })
+/// The ordinals of those whose memory adapters cannot reach by dma-buf, as text.
+pub(super) fn without_dma_buf(gpus: &[Gpu]) -> String {
+    let lacking = (0..).zip(gpus).filter(|(_, gpu)| !gpu.dma_buf);
+    lacking.map(|(ordinal, _): (u32, _)| ordinal.to_string()).collect::<Vec<_>>().join(", ")
 }

@@ -454,6 +454,54 @@ fn the_limit_of_locked_memory_holds_for_whom_the_kernel_counts() {
 }
 
 #[test]
+fn the_ways_to_gpu_memory_do_not_contradict_each_other() {
+    let told = |loaded: bool, dma_buf: Option<[bool; 2]>| {
+        let machine = Machine::new("ways");
+        if loaded {
+            machine.file("/sys/module/nvidia_peermem/version", "580.65.06\n");
+        }
+        let gpus = dma_buf.map_or(Err("there is no GPU".to_owned()), |given| {
+            let mut both = gpus(2, !0, !0);
+            both.iter_mut().zip(given).for_each(|(gpu, given)| gpu.dma_buf = given);
+            Ok(both)
+        });
+        let report = machine.report(&Found { gpus, ..plain() });
+        ["nvidia_peermem", "dma-buf"].map(|name| {
+            let check = report.sections[3].checks.iter().find(|check| check.name == name);
+            check.map(|check| format!("{:?}: {}", check.verdict, check.reason))
+        })
+    };
+    let said = |texts: [&str; 2]| texts.map(|text| Some(text.to_owned()));
+    let given = "Ok: the driver gives it for all GPUs";
+    for (loaded, dma_buf, want) in [
+        (false, [true, true], ["Ok: not loaded: adapters reach GPU memory by dma-buf", given]),
+        (true, [true, true], ["Ok: loaded", given]),
+        (true, [false, true], ["Ok: loaded", "Ok: the driver gives none for GPUs 0, nor is it needed"]),
+        (
+            false,
+            [false, true],
+            [
+                "Warning: not loaded: adapters reach the memory of GPUs 0 by neither it nor dma-buf",
+                "Warning: the driver gives none for GPUs 0",
+            ],
+        ),
+        (
+            false,
+            [false, false],
+            [
+                "Warning: not loaded: adapters reach the memory of GPUs 0, 1 by neither it nor dma-buf",
+                "Warning: the driver gives none for GPUs 0, 1",
+            ],
+        ),
+    ] {
+        assert_eq!(told(loaded, Some(dma_buf)), said(want), "loaded: {loaded}, dma-buf: {dma_buf:?}");
+    }
+    // Without a GPU nothing is claimed about its memory.
+    let unknown = "Unknown: not loaded; no GPU of this process shows whether it is needed".to_owned();
+    assert_eq!(told(false, None), [Some(unknown), None]);
+}
+
+#[test]
 fn the_least_limit_of_threads_is_told() {
     let told = |cgroups: &str, limits: &[(&str, &str)]| {
         let machine = Machine::new("threads");
@@ -575,8 +623,15 @@ fn an_empty_folder_is_a_machine_of_which_nothing_is_known() {
     let unknown = report.sections.iter().flat_map(|section| &section.checks);
     let unknown: Vec<&str> =
         unknown.filter(|check| check.verdict == Verdict::Unknown).map(|check| check.name.as_str()).collect();
-    let expected =
-        ["host memory", "open files", "threads", "network namespace", "locked memory", "PeerMappingOverride"];
+    let expected = [
+        "host memory",
+        "open files",
+        "threads",
+        "network namespace",
+        "locked memory",
+        "nvidia_peermem",
+        "PeerMappingOverride",
+    ];
     assert_eq!(unknown, expected);
 }
 
