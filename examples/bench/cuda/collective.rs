@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use epwire::comm::{Call, CommConfig, GpuBuffer, Reduction};
 use epwire::cuda::{TensorMut, TensorRef};
-use epwire::cudarc::driver::CudaSlice;
+use epwire::cudarc::driver::{CudaGraph, CudaSlice};
 use epwire::{Comm, Device, Group};
 use half::{bf16, f16};
 
@@ -124,10 +124,15 @@ impl Subject<'_> {
     ) -> Result<(u64, Figures), Error> {
         let case = Case::new::<T>(collective, in_place, [self.comm.rank(), self.comm.ranks()], bytes);
         let bytes = case.bytes::<T>();
-        // Once before the measured iterations, and once after them.
-        let mut wrong = self.check::<T>(&case)?;
-        let times = self.time::<T>(&case)?;
-        wrong += self.check::<T>(&case)?;
+        // A call by itself before the measured iterations, and once more after them.
+        let call = || self.call::<T>(&case);
+        let mut wrong = self.check::<T>(&case, call)?;
+        let graph = self.gpu.capture(|| (0..CALLS).try_for_each(|_| call()))?;
+        let times = self.time(&graph)?;
+        // And what has been timed. In place each call sums or moves what the one before has left: one call stands for all.
+        let graph = if in_place { self.gpu.capture(call)? } else { graph };
+        wrong += self.check::<T>(&case, || Ok(graph.launch()?))?;
+        wrong += self.check::<T>(&case, call)?;
         if self.comm.take_fault()? {
             let lost = self.comm.membership()?.suspects;
             return Err(format!("a call was incomplete: {lost:?} are given up").into());
@@ -139,8 +144,12 @@ impl Subject<'_> {
         Ok((bytes, Figures::new(collective, self.comm.ranks(), bytes, [50, 99].map(slowest), wrong)))
     }
 
-    /// Elements that one call leaves wrong.
-    fn check<T: Small>(&self, case: &Case) -> Result<u64, Error> {
+    /// Elements that what `enqueue` enqueues leaves wrong, of buffers that are filled before.
+    fn check<T: Small>(
+        &self,
+        case: &Case,
+        enqueue: impl FnOnce() -> Result<(), Error>,
+    ) -> Result<u64, Error> {
         let (sends, receives) = case.lengths();
         let (mut send, mut recv) = (vec![T::small(0); sends], vec![T::small(0); receives]);
         let [send_at, recv_at] = self.addresses();
@@ -152,7 +161,7 @@ impl Subject<'_> {
         }
         self.gpu.finish()?;
         meet(self.group)?;
-        self.call::<T>(case)?;
+        enqueue()?;
         // SAFETY: as above.
         unsafe {
             self.gpu.download(&mut send, send_at)?;
@@ -161,11 +170,10 @@ impl Subject<'_> {
         Ok(case.wrong(&send, &recv))
     }
 
-    /// Nanoseconds of a call, in each replay. The one that counts follows one that does not, enqueued together with it: by then the
+    /// Nanoseconds of a call of the graph, in each replay. The one that counts follows one that does not, enqueued together with it: by then the
     /// ranks are in step, and the launch waits for nobody.
-    fn time<T: Small>(&self, case: &Case) -> Result<Vec<f64>, Error> {
+    fn time(&self, graph: &CudaGraph) -> Result<Vec<f64>, Error> {
         let gpu = self.gpu;
-        let graph = gpu.capture(|| (0..CALLS).try_for_each(|_| self.call::<T>(case)))?;
         let [begin, end] = [gpu.event()?, gpu.event()?];
         let mut times = Vec::new();
         for i in 0..self.args.warmup + self.args.iterations {
