@@ -166,8 +166,9 @@ pub const VARIABLES: &[Variable] = &[
     Variable {
         name: WIRES,
         default: "`local`, and `tcp` where the run has a token",
-        doc: "What may carry the bytes of queues: some of `local` (shared memory of this host), `tcp` and `verbs` (the first \
-              usable RDMA adapter), separated by commas. Two ranks of one host use `local` if both permit it; others prefer `verbs` to `tcp`.",
+        doc: "What may carry the bytes of queues: some of `local` (shared memory of this host), `tcp` and `verbs` (an \
+              RDMA adapter, chosen as under `EPWIRE_HCA`), separated by commas. Two ranks of one host use `local` if both permit it; others \
+              prefer `verbs` to `tcp`.",
     },
     Variable {
         name: RING_BYTES,

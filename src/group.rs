@@ -19,9 +19,10 @@
 //! waits in `step` to be admitted, like a replacement for a dead rank after its [`Group::join`]. [`Group::retire`]
 //! removes a member in an orderly way, and [`GroupOptions::initial`] leaves places to grow into.
 //!
-//! **The run outlives every member**, with the feature `succession`: if rank 0 serves it first, all members have
-//! servers of their own, up to five of them share the log of decisions, and when the leading one ends, another is
-//! elected. That one answers the pending calls, each of which is carried out once; dispatch and combine need no server.
+//! **The run outlives any single member** once it has three servers, with the feature `succession`: if rank 0 serves it
+//! first, all members have servers of their own, up to five of them share the log of decisions, and when the leading
+//! one ends, another is elected. That one answers the pending calls, each of which is carried out once; dispatch and
+//! combine need no server.
 
 mod account;
 mod change;

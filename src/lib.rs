@@ -70,8 +70,9 @@
 //!
 //! # When a rank fails
 //! Every wait is bounded. An operation whose peer dies or falls silent ends with what has arrived, and its [`Outcome`]
-//! names the missing ranks: no call hangs or fails because of it. The group agrees on which members continue, and from
-//! which step, and [`Group::step`] puts that into effect; a replacement may join ([`group`]).
+//! names the missing ranks: no dispatch, combine or collective hangs or returns an error because of it. The group
+//! agrees on which members continue, and from which step, and [`Group::step`] puts that into effect; a replacement may
+//! join ([`group`]).
 //!
 //! A rank stays alive to its peers by taking part. While peers wait for it, it must call its next operation, or the other
 //! half of the one it has begun, within one [deadline](EpConfig::deadline) of its last call; awaiting an [`Event`]
@@ -79,8 +80,9 @@
 //! calls.
 //!
 //! # Features
-//! - `succession`, the only default one: the run survives the loss of the member that hosts the rendezvous server, see
-//!   [`group`]. A program whose ranks meet at [`Ranks::server`](launch::spawn::Ranks::server) can turn it off.
+//! - `succession`, the only default one: with at least three members, the run survives the loss of the one that hosts
+//!   the rendezvous server, see [`group`]. A program whose ranks meet at
+//!   [`Ranks::server`](launch::spawn::Ranks::server) can turn it off.
 //! - `cuda`: buffers and communicators on GPUs, see [`mod@cuda`]. Needs a CUDA toolkit to build, 12.0 or newer, and a
 //!   driver only to use a GPU.
 //! - `cudarc`: views of cudarc's slices and streams, and that crate as `epwire::cudarc`. Needs no toolkit, and leaves it
@@ -107,8 +109,8 @@
 //! So operations of decode and of prefill have the same names, and the metrics of operations do not tell them apart; the
 //! metrics of traffic below do, by their label `kind`.
 //!
-//! Operations of GPU buffers have not ended when their call returns, so neither spans nor metrics contain them: see
-//! [`cuda::Completion`].
+//! Operations of GPU buffers have not ended when their call returns, so neither spans nor the metrics of operations
+//! contain them: see [`cuda::Completion`].
 //!
 //! `tracing` gives each operation a span `epwire` at level `DEBUG`, which is closed when the operation ends or its
 //! future is dropped. Its fields are `operation`, `rank` and, if the operation is degraded, `missing` (the ranks).

@@ -1,7 +1,7 @@
 //! Pages about more than one item.
 //!
-//! To write a server, read [`steps`] (what a step can do), then [`serving`] and [`failures`], then [`collectives`],
-//! [`prefill`] or [`gpus`] if you need them. To start one: [`launching`] and [`paths`]. To look up: [`threads`],
+//! To write a server, read [`steps`] (what a step can do), then [`serving`] and [`failures`], then [`prefill`],
+//! [`gpus`] or [`collectives`] if you need them. To start one: [`launching`] and [`paths`]. To look up: [`threads`],
 //! [`security`], [`c`] (the C API), [`coming_from`] (names of DeepEP and NCCL EP), [`programs`] (the examples) and
 //! [`benchmarking`]. For those who run it on RDMA adapters: [`operators`], [`adapter`], [`first_run`]. For those who
 //! work on it: [`testing`], [`developers`].

@@ -3,10 +3,10 @@
 //! Peers that share no memory with a rank are reached by queues ([`paths`](super::paths)). By default a NIC in software
 //! takes what is in the queues and sends it, over TCP between hosts. With `EPWIRE_NIC=mlx5` an mlx5 adapter (ConnectX,
 //! BlueField) does. **This has not run on a real adapter yet.** Statements here about the library's own behaviour were
-//! verified with an adapter emulated in software (`EPWIRE_NIC=fake`); those about hardware, kernels and drivers come from
-//! their documentation and from reports by users of similar libraries. [`first_run`](super::first_run) is a checklist for
-//! trying it on an adapter. Adapters of other makes are used through the wire `verbs` (`EPWIRE_WIRES=verbs`), which has
-//! run over Soft-RoCE.
+//! verified with an adapter emulated in software (`EPWIRE_NIC=fake`); those about hardware, kernels and drivers come
+//! from their documentation and from reports by users of similar libraries. [`first_run`](super::first_run) is a
+//! checklist for trying it on an adapter. Adapters of any make can be used through the wire `verbs`
+//! (`EPWIRE_WIRES=verbs`), which has run over Soft-RoCE.
 //!
 //! # Bringing up a host
 //!
@@ -263,7 +263,7 @@
 //!
 //! | text | what to do |
 //! |---|---|
-//! | `listening on ADDRESS: every port of the range 7000..7003 is taken; widen it` | `EPWIRE_PORTS`: a port for each rank of the host |
+//! | `listening on ADDRESS: every port of the range 7000..7003 is taken; widen it` | `EPWIRE_PORTS`: for each rank of the host a port per address of it, and with feature `succession` one more for each rank except 0 |
 //! | `no interface that is up and passes the filter "NAME" has an address that others can dial; up are: NAMES` | `EPWIRE_IFNAME` |
 //! | `of this host's addresses peers are offered the first 8, and 2 more are not: choose interfaces with EPWIRE_IFNAME` | a warning: if peers reach none of the first, such as those of container bridges, name the right interface |
 //! | `the peer's NIC has not answered within the deadline` | the peer has ended, or a firewall drops what is sent to its port |

@@ -1,5 +1,6 @@
 //! Dispatch and combine of many tokens: a [`PrefillBuffer`] moves up to 65,536 tokens of each rank in one operation,
-//! through rings in the peers' windows that have fewer slots than that, so that memory does not grow with the tokens.
+//! through rings in the peers' windows that have fewer slots than that, so that the window does not grow with the
+//! tokens.
 //!
 //! ```
 //! use epwire::prefill::{PrefillBuffer, PrefillCombine, PrefillCombineOutput, PrefillConfig, PrefillLayout, PrefillOutput};
