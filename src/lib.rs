@@ -13,7 +13,7 @@
 //! use half::bf16;
 //!
 //! # fn main() -> epwire::Result<()> {
-//! // Two ranks as threads of this process; Group::join meets other processes.
+//! // Two ranks as threads of this process; across processes use `Group::join`.
 //! let config = EpConfig::new(4, 128, 8, 2); // max_tokens, hidden, experts, topk
 //! let ranks: Vec<_> = Group::threads(2)?
 //!     .into_iter()
@@ -118,7 +118,7 @@
 //!
 //! | message | level | fields | meaning |
 //! |---|---|---|---|
-//! | `degraded` | `WARN` | `record`: the first wait given up | the operation ended without the part of some peer; level `DEBUG` if all peers that were given up have been reported before ([`Outcome::news`]), and in a sending half, after which the receiving half reports them |
+//! | `degraded` | `WARN` | `record`: the first wait given up | the operation ended without some peer's part. Level `DEBUG` if every such peer was reported before ([`Outcome::news`]), and in sending halves, because the receiving half reports it |
 //! | `refused` | `WARN` | `error` | the operation ended with an error |
 //! | `abandoned` | `DEBUG` | | the operation's future was dropped before it had ended |
 //!
@@ -163,12 +163,13 @@
 //! | [`PrefillBuffer`](prefill::PrefillBuffer) on a GPU | yes | yes | yes |
 //! | [`Comm`] on a GPU | | for calls that are not captured, counted when they are enqueued | no |
 //!
-//! The kernels of an [`EpBuffer`] or a [`PrefillBuffer`](prefill::PrefillBuffer) count from the first call of `traffic()` on;
-//! call it before graphs are captured. For the metrics their counts are copied from the GPU after operations whose outcome is
-//! read, at most every 100 ms; not after the async `wait` of a
-//! [`PrefillCompletion`](crate::cuda::PrefillCompletion::wait), which may not block: there call `outcome` now and then.
+//! The kernels of an [`EpBuffer`] or a [`PrefillBuffer`](prefill::PrefillBuffer) count from the first call of
+//! `traffic()` on; call it before graphs are captured. For metrics, their counts are copied from the GPU when an
+//! outcome is read, at most every 100 ms. The async `wait` of a
+//! [`PrefillCompletion`](crate::cuda::PrefillCompletion::wait) may not block and copies nothing: call `outcome` now and
+//! then.
 //!
-//! ## Of the core
+//! ## Events of the core
 //! With `tracing` the C core's log arrives as events too. They have the target `epwire::core`, the fields `rank`, `peer`
 //! and `subsystem`, and a text. `WARN` is for peers that are given up and paths that are refused, `INFO` for sizes,
 //! paths in use and memberships, `TRACE` for why each path was chosen. The subscriber's level at the creation of a
@@ -177,7 +178,7 @@
 //! library. `EPWIRE_LOG` prints the same lines itself, with
 //! or without these features, see [`mod@env`]: beside a subscriber that prints them too, each appears twice.
 //!
-//! ## Of the membership
+//! ## Events and metrics of the membership
 //! A member of a [`Group`] reports its state whenever that changes; [`Group::membership`] and [`Group::health`] return
 //! the same when called. The events of `tracing` have this member's rank in the field `rank`:
 //!

@@ -142,7 +142,10 @@ fn the_table_of_events_is_what_members_and_servers_send() {
     read_all(&root.join("src/rendezvous"), &mut sources);
     assert!(sources.len() > 20, "found only {} sources", sources.len());
     let sent: BTreeSet<String> = sources.iter().flat_map(|source| events(source)).collect();
-    let membership = include_str!("../src/lib.rs").split_once("## Of the membership").expect("a section").1;
+    let membership = include_str!("../src/lib.rs")
+        .split_once("## Events and metrics of the membership")
+        .expect("a section")
+        .1;
     let table = membership.split_once("| message | level |").expect("a table").1;
     let rows = table.lines().skip(2).map_while(|line| line.strip_prefix("//! | `"));
     let listed: BTreeSet<String> = rows

@@ -9,7 +9,7 @@ use crate::sys;
 /// matrix.
 ///
 /// Blocks whose counts are all equal match a call without blocks: one rank may use either form (in C, `count`). On GPUs
-/// they are as fast. Only in an all-to-all are they a different operation.
+/// they are as fast. The exception is an all-to-all: there the two forms do not match.
 ///
 /// ```
 /// use epwire::comm::Blocks;

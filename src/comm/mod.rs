@@ -5,7 +5,7 @@
 //! use epwire::{Comm, Group};
 //!
 //! # fn main() -> epwire::Result<()> {
-//! // Two ranks as threads of this process; Group::join meets other processes.
+//! // Two ranks as threads of this process; across processes use `Group::join`.
 //! let ranks: Vec<_> = Group::threads(2)?
 //!     .into_iter()
 //!     .map(|group| {
@@ -53,7 +53,7 @@
 //! `Vec` of [`Call`]s to [`Comm::begin`] or [`Comm::run_blocking`].
 //!
 //! # Names
-//! | NCCL | MPI | here |
+//! | NCCL | MPI | epwire |
 //! |---|---|---|
 //! | `ncclCommInitRank` | `MPI_Init` | [`Comm::create`], of a [`Group`](crate::Group) |
 //! | `ncclCommFinalize`, `ncclCommDestroy` | `MPI_Comm_free` | drop the [`Comm`] and its clones, once their works have ended |
@@ -97,7 +97,7 @@
 //!
 //! On a GPU the type is that of the view, a [`DType`](crate::DType).
 //!
-//! Not here:
+//! Not provided:
 //! * receives from any source or with any tag, probing, and `MPI_Get_count`: a receive does not say how much has come;
 //! * `ncclRedOpCreatePreMulSum`, `MPI_Op_create`, and reductions by logic, bits or location;
 //! * `MPI_Scan` and `MPI_Exscan`, `MPI_Alltoallw`, collectives of neighbours, one-sided access;

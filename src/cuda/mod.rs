@@ -27,10 +27,10 @@
 //! slice is overwritten or dropped. Tensors of candle (feature `candle-cuda`) are kept until nobody reads them. For views
 //! of raw addresses the caller promises all this ([`TensorRef::from_raw`]).
 //!
-//! cudarc orders nothing in a context in which it has no streams but default ones and those that it only wraps. There a
-//! slice can be viewed only for its own stream. The per-thread default stream is another one on each thread, though
-//! cudarc sees but one: allocate, use and drop its slices on one thread, also with cudarc's own calls. In other contexts in which calls were enqueued, a buffer or communicator
-//! keeps a stream of its own until it is dropped, so that slices stay in order.
+//! cudarc orders nothing in a context whose streams are all default streams or wrapped ones; there a slice can be
+//! viewed only for its own stream. The per-thread default stream differs on each thread although cudarc sees one:
+//! allocate, use and drop its slices on a single thread, also with cudarc's own calls. In other contexts in which calls
+//! were enqueued, a buffer or communicator keeps a stream of its own until it is dropped, so that slices stay in order.
 //!
 //! Addresses are aligned to their element; `x`, `rows`, `expert_out`, `out` and the row stride of `x` to 16 bytes,
 //! `contributions` to 4. Misaligned addresses are refused.
@@ -50,13 +50,16 @@
 //! replay the graphs in turn, on one stream or with an event of the program between them: a replay out of turn
 //! moves nothing and leaves a record ([`Cause::Held`](crate::Cause::Held)).
 //!
-//! Dropping a handle releases it on the stream of its last call, in whatever state that stream is by then. If it is
-//! under capture, the release becomes part of the graph. If calls on it are refused, for that or another reason, the
-//! release runs at once on the dropping thread's default stream; if it is refused there too, the lane's next dispatch
-//! does it first. If the handle's last call was captured and the capture has ended, the release runs at once and gives
-//! up what the graph has not run yet. If its capture was invalidated, the lane's next dispatch does the release first.
-//! If it is the per-thread default stream, it is that of the dropping thread: the release runs after the handle's last
-//! call, but not after what another thread has enqueued since; use `release_on` there.
+//! Dropping a handle releases it on the stream of its last call, in whatever state that stream is by then:
+//!
+//! | that stream | the release runs |
+//! |---|---|
+//! | is not under capture | there, after the handle's last call |
+//! | is under capture | as part of the graph |
+//! | refuses calls, because it is under capture or for another reason | at once, on the default stream of the thread that drops the handle; if it is refused there too, before the lane's next dispatch |
+//! | is no longer under capture, but the handle's last call was captured | at once; it gives up what the graph has not run yet |
+//! | has had its capture invalidated | before the lane's next dispatch |
+//! | is the per-thread default stream | on that of the dropping thread: after the handle's last call, but not after what another thread has enqueued since; use `release_on` there |
 //!
 //! A captured call has no outcome: look at `contributions` and [`EpBuffer::take_errors`](crate::EpBuffer::take_errors).
 //! Its [`Completion`] lets other streams wait for it within the capture, which they thereby join; and a graph of

@@ -1,10 +1,11 @@
 //! Pages about more than one item.
 //!
 //! To write a server, read [`steps`] (what a step can do), then [`serving`] and [`failures`], then [`prefill`],
-//! [`gpus`] or [`collectives`] if you need them. To start one: [`launching`] and [`paths`]. To look up: [`threads`],
-//! [`security`], [`c`] (the C API), [`coming_from`] (names of DeepEP and NCCL EP), [`programs`] (the examples) and
-//! [`benchmarking`]. For those who run it on RDMA adapters: [`operators`], [`adapter`], [`first_run`]. For those who
-//! work on it: [`testing`], [`developers`].
+//! [`gpus`] or [`collectives`] if you need them. To start one: [`launching`] and [`paths`]. To look up terms: the
+//! glossaries of [`paths`](paths#glossary) and [`failures`]. To look up the rest: [`threads`], [`security`], [`c`] (the
+//! C API), [`coming_from`] (names of DeepEP and NCCL EP), [`programs`] (the examples) and [`benchmarking`]. For those
+//! who run it on RDMA adapters: [`operators`], [`adapter`], [`first_run`]. For those who work on it: [`testing`],
+//! [`developers`].
 
 pub mod adapter;
 pub mod developers;

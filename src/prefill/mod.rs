@@ -8,7 +8,7 @@
 //! use half::bf16;
 //!
 //! # fn main() -> epwire::Result<()> {
-//! // Two ranks as threads of this process; Group::join meets other processes.
+//! // Two ranks as threads of this process; across processes use `Group::join`.
 //! let config = PrefillConfig::new(EpConfig::new(1024, 128, 8, 2)); // max_tokens, hidden, experts, topk
 //! let ranks: Vec<_> = Group::threads(2)?
 //!     .into_iter()
@@ -63,16 +63,16 @@
 //! order; a lane runs one operation at a time, so two in flight need two lanes. A dispatch returns a [`Routing`], which
 //! the caller passes to its combines.
 //!
-//! * In one call: [`PrefillBuffer::dispatch_blocking`] with a given capacity. If rows overflow, the last in order are
-//!   left out, and that is reported.
-//! * Counted first: [`PrefillBuffer::dispatch_count_blocking`] waits for the counts, then the output is allocated.
+//! * In one call: [`PrefillBuffer::dispatch`] with a given capacity. If rows overflow, the last in order are left out,
+//!   and that is reported.
+//! * Counted first: [`PrefillBuffer::dispatch_count`] waits for the counts, then the output is allocated.
 //! * In halves, if the rings hold all rows: [`PrefillBuffer::dispatch_send`], [`PrefillBuffer::combine_send`].
 //!   [`PrefillPlan::split_tokens`] is the limit; more is an error before anything is sent.
 //! * Into a [`Routing`] that is there already: [`PrefillBuffer::dispatch_into`] and its halves allocate nothing that it
 //!   has.
-//! * Again: [`PrefillBuffer::dispatch_again_blocking`] sends other rows with the same routing, as a backward pass does.
+//! * Again: [`PrefillBuffer::dispatch_again`] sends other rows with the same routing, as a backward pass does.
 //!
-//! Each of these has an async form, without `_blocking` in its name.
+//! Each is a future and has a `_blocking` form.
 //!
 //! On the host, spans and metrics of these operations have the names of decode: `dispatch` (also for
 //! [`dispatch_again`](PrefillBuffer::dispatch_again)), `dispatch_send` (also for
