@@ -43,8 +43,8 @@ __device__ __forceinline__ void begin_copies(Collective &c, Lent &l, const epw_c
     }
     __syncthreads();
     if (threadIdx.x != 0) return;
-    // While the copies run this rank waits for nobody: stops the clocks. What it has found of a missing rank stays for the end. If
-    // the next kernel moves the bytes it goes on waiting, and stops the clocks at its end.
+    // While the copies run this rank waits for nobody: stops the clocks. What it has found of a missing rank stays for the end.
+    // If the next kernel moves the bytes it goes on waiting, and stops the clocks at its end.
     const bool waited = c.troubled;
     if (moved && waited) end_waits(c);
     // Readers: are_copied(), go_on_from_copies().
