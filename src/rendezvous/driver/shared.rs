@@ -197,7 +197,7 @@ impl Shared {
     fn voters_changed(&mut self) -> Option<Turn> {
         let voters = self.log.voters();
         let ids: BTreeSet<u128> = voters.iter().map(|voter| voter.id).collect();
-        if !self.leads || ids == self.voters {
+        if !self.leads || ids == self.voters || self.log.is_joint() {
             return None;
         }
         (self.voters, self.voting_since) = (ids, Instant::now());
@@ -217,13 +217,15 @@ impl Shared {
     fn tend(&mut self) {
         let voters = self.log.voters();
         let own = (!self.leaving).then_some(&self.own);
-        let mut available = self.available();
-        // Who leaves needs a successor, however slow that one was.
-        available.retain(|(_, listener)| self.leaving || !self.left_out.contains(listener.id));
-        let wanted = choose(&voters, own, &available);
-        if wanted.is_empty()
-            || wanted.iter().all(|voter| voters.contains(voter)) && wanted.len() == voters.len()
-        {
+        let all = self.available();
+        let mut prompt = all.clone();
+        prompt.retain(|(_, listener)| !self.left_out.contains(listener.id));
+        let mut wanted = choose(&voters, own, &prompt);
+        if wanted.is_empty() && self.leaving {
+            wanted = choose(&voters, own, &all); // a successor that was late is better than none
+        }
+        let is_set = wanted.iter().all(|voter| voters.contains(voter)) && wanted.len() == voters.len();
+        if wanted.is_empty() || (is_set && !self.log.is_joint()) {
             if self.voting_since.elapsed() >= FAREWELL && !self.log.learners().is_empty() {
                 let log = self.log.clone();
                 self.changing.spawn(async move { log.forget_learners(CHANGE).await });

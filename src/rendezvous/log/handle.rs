@@ -238,6 +238,13 @@ impl Log {
         ids.into_iter().filter_map(|id| voter(&metrics, id)).collect()
     }
 
+    /// Whether they are changing: until the change is complete, old and new ones both have to agree. One that was
+    /// interrupted stays so until the leader asks for voters again.
+    pub(crate) fn is_joint(&self) -> bool {
+        let metrics = self.inner.raft.metrics();
+        metrics.borrow().membership_config.membership().get_joint_config().len() > 1
+    }
+
     /// The leader's process has ended, or the leader has resigned: an election need not wait until it counts as silent.
     /// A leader heard after this call is a new one and cancels it, unless it is the one that has resigned.
     pub(crate) fn elect(&self, resigned: bool) {

@@ -40,6 +40,29 @@ async fn a_founder_leads_at_once_and_alone() {
     assert_eq!(founder.tape.numbers(), [1]);
 }
 
+/// Its caller has stopped waiting, as the driver does after a while.
+#[tokio::test(start_paused = true)]
+async fn a_change_of_voters_that_was_interrupted_is_seen_and_completed() {
+    let mut interrupted = 0;
+    for ms in 0..60 {
+        let mut world = World::new(3, Timing::default()).await;
+        for slot in 1..3 {
+            world.start(slot, false).await;
+        }
+        let leader = world.processes[0].clone();
+        let all: Vec<Voter> = world.processes.iter().map(|process| process.voter.clone()).collect();
+        let _ = leader.log.set_voters(all.clone(), ms * MS).await;
+        tokio::time::sleep(SECOND).await;
+        if leader.log.is_joint() {
+            interrupted += 1;
+            assert_eq!(leader.log.voters().len(), 3);
+        }
+        leader.log.set_voters(all, 5 * SECOND).await.unwrap();
+        assert!(!leader.log.is_joint() && leader.log.voters().len() == 3, "{ms}");
+    }
+    assert!(interrupted > 0);
+}
+
 #[tokio::test(start_paused = true)]
 async fn another_voter_leads_when_the_leader_dies_and_nothing_acknowledged_is_lost() {
     let mut world = voters(3).await;
