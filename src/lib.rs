@@ -203,6 +203,7 @@
 //! | `this member's server leads the run` | `INFO` | `address` | the server was elected |
 //! | `this member's server does not lead the run` | `INFO` | `leader`, `led` | `leader`: the server that leads, if it is known; `led`: whether this server led before |
 //! | `a server did not get the log in time: others vote instead` | `WARN` | `address`, `seconds` | from the server that leads, without `rank`: the server at `address` cannot be reached, or is too slow; it is tried again after `seconds` |
+//! | `cannot take over the run: it reaches the server by loopback` | `WARN` | `address` | other hosts could not reach a server of this member; see the guide's page [`launching`](guide::launching) |
 //! | `refused a connection` | `WARN` | `peer`: its address, `error` | from a server, without `rank`: the other side is no rank of epwire, has another token, or said nothing |
 //! | `the rendezvous server ends` | `ERROR` | `error` | from a server, without `rank`: it cannot continue |
 //! | `left the group` | `INFO` | | this member has called [`Group::leave`] |

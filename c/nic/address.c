@@ -80,10 +80,12 @@ bool epw_address_same_host(const epw_address *a, const epw_address *b) {
     return a->family == b->family && memcmp(a->bytes, b->bytes, sizeof a->bytes) == 0;
 }
 
-void epw_addresses_add(epw_addresses *list, const epw_address *address) {
-    bool known = false;
-    for (uint32_t i = 0; i < list->count; i++) known |= epw_address_same_host(&list->list[i], address);
-    if (!known) list->list[list->count++] = *address;
+bool epw_addresses_add(epw_addresses *list, const epw_address *address) {
+    for (uint32_t i = 0; i < list->count; i++)
+        if (epw_address_same_host(&list->list[i], address)) return true;
+    if (list->count == EPW_ADDRESSES_MAX) return false;
+    list->list[list->count++] = *address;
+    return true;
 }
 
 epw_status epw_address_read(const char *text, epw_where where, epw_address *out) {

@@ -33,8 +33,8 @@ typedef struct epw_addresses {
     epw_address list[EPW_ADDRESSES_MAX];
 } epw_addresses;
 
-/* Adds an address, unless there is one of the same host. The list has room. */
-void epw_addresses_add(epw_addresses *list, const epw_address *address);
+/* Adds an address, unless there is one of the same host. False: the list has no room. */
+bool epw_addresses_add(epw_addresses *list, const epw_address *address);
 
 /* Writes all of them and returns the length. */
 size_t epw_addresses_write(const epw_addresses *addresses, unsigned char bytes[EPW_ADDRESSES_BYTES]);

@@ -68,8 +68,7 @@ static uint32_t add(const struct ifaddrs *all, const char *filter, bool loopback
         if (((i->ifa_flags & IFF_LOOPBACK) != 0) != loopback) continue;
         if (epw_address_is_link_local(&found) || !epw_interface_wanted(filter, i->ifa_name)) continue;
         found.port = 0;
-        left_out += out->count == EPW_ADDRESSES_MAX;
-        if (out->count < EPW_ADDRESSES_MAX) epw_addresses_add(out, &found);
+        left_out += !epw_addresses_add(out, &found);
     }
     return left_out;
 }

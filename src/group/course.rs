@@ -130,6 +130,11 @@ impl Course {
         })
     }
 
+    /// This member has no server of its own, because it reaches the one at `address` by loopback and others do not.
+    pub(super) fn has_no_server(&self, address: &str) {
+        self.sight.has_no_server(address);
+    }
+
     /// This member asks to join, and gives up after `deadline`; the run begins with `initial` ranks.
     pub(super) fn joins(&self, initial: u32, deadline: Duration) {
         self.sight.joins(initial, deadline);

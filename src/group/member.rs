@@ -1,6 +1,6 @@
 //! A rank's membership: joining, collective rounds, leaving.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use super::options::{GroupOptions, MAX_LEAD};
 use crate::env::{self, PortsError};
 use crate::rendezvous::auth;
 use crate::rendezvous::driver::{
-    Attendant, Client, ClientOptions, Seat, Server, block_on, local, process_space, random,
+    Attendant, Client, ClientOptions, Seat, Server, block_on, is_loopback, local, process_space, random,
 };
 use crate::rendezvous::machine::{Action, Call, Event, Machine, Settings};
 use crate::rendezvous::wire::{Join, PROTOCOL_VERSION, Reply, Request, Round, RoundKind};
@@ -87,17 +87,23 @@ impl Group {
         };
         let client = Client::connect_as(client_options, Some(course.clone())).await?;
         // If the server is that of a member, other members can take over from it.
-        if let (None, Some(local), Some(host)) = (&server, client.local(), client.host())
-            && is_for_others(local, &host.address)
-        {
-            let bind = SocketAddr::new(local, 0).to_string();
-            let ports = env::ports().map_err(|PortsError(value)| BootstrapError::Invalid {
-                op: "join".to_owned(),
-                field: env::PORTS.to_owned(),
-                value,
-                reason: PortsError::REASON.to_owned(),
-            })?;
-            server = Server::follow(&bind, ports, options.server(), seat(None)).await?;
+        if let (None, Some(local), Some(host)) = (&server, client.local(), client.host()) {
+            // All others find a server at a loopback address only if they are on this host too.
+            if cfg!(feature = "succession")
+                && local.to_canonical().is_loopback()
+                && !is_loopback(&host.address)
+            {
+                course.has_no_server(&host.address);
+            } else {
+                let bind = SocketAddr::new(local, 0).to_string();
+                let ports = env::ports().map_err(|PortsError(value)| BootstrapError::Invalid {
+                    op: "join".to_owned(),
+                    field: env::PORTS.to_owned(),
+                    value,
+                    reason: PortsError::REASON.to_owned(),
+                })?;
+                server = Server::follow(&bind, ports, options.server(), seat(None)).await?;
+            }
         }
         if let Some(elector) = server.as_ref().and_then(Server::elector) {
             let _ = course.elector.set(elector);
@@ -416,21 +422,6 @@ impl Group {
 }
 
 /// An address that cannot be bound is most often that of a run which this rank 0 should join as a replacement.
-/// Whether other hosts reach a server at `local`, through which this member reaches `server`. To members of the host of
-/// that server its name may mean loopback, as in `/etc/hosts` of Debian; others would look for theirs on their own hosts,
-/// and take it for ended.
-fn is_for_others(local: IpAddr, server: &str) -> bool {
-    let name = server.rsplit_once(':').map_or(server, |(name, _)| name).trim_matches(['[', ']']);
-    let run_is_local =
-        name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());
-    let is = !local.is_loopback() || run_is_local;
-    #[cfg(feature = "tracing")]
-    if !is {
-        tracing::warn!(server, %local, "this member cannot take over the run: it reaches the server through loopback only");
-    }
-    is
-}
-
 fn hosted_already(error: BootstrapError) -> BootstrapError {
     match error {
         BootstrapError::System { op, detail } => BootstrapError::System {
@@ -479,17 +470,6 @@ fn host() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_server_behind_loopback_is_for_others_only_if_the_whole_run_is_there() {
-        let [loopback, other] = ["127.0.1.1", "10.0.0.1"].map(|ip| ip.parse::<IpAddr>().unwrap());
-        for server in ["127.0.0.1:9", "[::1]:9", "localhost:9"] {
-            assert!(is_for_others(loopback, server), "{server}");
-        }
-        for server in ["node0:9", "10.0.0.1:9", "[fd00::1]:9"] {
-            assert!(!is_for_others(loopback, server) && is_for_others(other, server), "{server}");
-        }
-    }
 
     #[test]
     fn handles_and_futures_move_between_threads() {

@@ -346,6 +346,22 @@ impl Sight {
         }
     }
 
+    /// This member has no server of its own, because it reaches the one at `address` by loopback and others do not.
+    pub(crate) fn has_no_server(&self, address: &str) {
+        line(Level::Warn, self.rank, || {
+            format!(
+                "cannot take over the run: it reaches the server at {address} by loopback, and other hosts could not \
+                 reach a server here"
+            )
+        });
+        #[cfg(feature = "tracing")]
+        tracing::warn!(
+            rank = self.rank,
+            address,
+            "cannot take over the run: it reaches the server by loopback"
+        );
+    }
+
     /// No server serves this member.
     pub(crate) fn lost(&self, address: &str, outage: &Outage) {
         let end = if outage.is_final { ", for good" } else { "" };

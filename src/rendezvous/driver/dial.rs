@@ -147,7 +147,8 @@ async fn attempt(
 ) -> Result<Try, BootstrapError> {
     let unreachable = |detail: String| Ok(Try::Failed(nobody(address, deadline, &detail)));
     let began = Instant::now();
-    let mut stream = match connect(address, credentials.token.as_ref(), left).await? {
+    let addresses = async { Ok(tokio::net::lookup_host(address).await?.collect()) };
+    let mut stream = match connect(addresses, credentials.token.as_ref(), left).await? {
         Ok(stream) => stream,
         Err(detail) => return unreachable(detail),
     };
@@ -175,16 +176,16 @@ async fn attempt(
     }
 }
 
-/// A connection to the first address of the name that accepts, or why there is none. A resolver may take longer than a
-/// connection may: it asks one server after the other.
+/// A connection to the first address that accepts of those that a lookup finds, or why there is none. A lookup may take
+/// longer than a connection may: it asks one server after the other.
 async fn connect(
-    address: &str,
+    lookup: impl Future<Output = std::io::Result<Vec<SocketAddr>>>,
     token: Option<&Token>,
     left: Duration,
 ) -> Result<Result<TcpStream, String>, BootstrapError> {
     let began = Instant::now();
-    let candidates = match timeout(left, tokio::net::lookup_host(address)).await {
-        Ok(Ok(candidates)) => candidates.collect::<Vec<_>>(),
+    let candidates = match timeout(left, lookup).await {
+        Ok(Ok(candidates)) => candidates,
         Ok(Err(error)) => return Ok(Err(error.to_string())),
         Err(_) => return Ok(Err("its name was not resolved".to_owned())),
     };
@@ -241,6 +242,13 @@ async fn open(stream: &mut TcpStream, session: u64) -> Result<Frame, BootstrapEr
     read_frame(stream, OPEN_LIMIT).await.map_err(|error| error.explain(OP, ""))
 }
 
+/// Whether this address, as it is written, is on the loopback interface: each host has an interface of its own there.
+pub(crate) fn is_loopback(address: &str) -> bool {
+    let name = address.rsplit_once(':').map_or(address, |(name, _)| name);
+    let is = |address: SocketAddr| address.ip().to_canonical().is_loopback();
+    name.eq_ignore_ascii_case("localhost") || address.parse().is_ok_and(is)
+}
+
 /// Whether nobody listens there any more, according to the kernel of that host. When a process ends, its kernel closes
 /// the open sockets one after the other: if connections have been closed, the listening socket may still accept a new
 /// one, and that one is then reset.
@@ -277,6 +285,20 @@ mod tests {
         let queued = std::iter::from_fn(|| std::net::TcpStream::connect_timeout(&address, patience).ok());
         let queued = queued.take(64).collect();
         (listener, queued)
+    }
+
+    #[tokio::test]
+    async fn a_name_may_take_longer_to_resolve_than_a_server_to_answer() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let open = listener.local_addr().unwrap();
+        let slow = |takes| async move {
+            sleep(takes).await;
+            Ok(vec![open])
+        };
+        let found = connect(slow(CONNECT + CONNECT / 10), None, 5 * CONNECT).await.unwrap().unwrap();
+        assert_eq!(found.peer_addr().unwrap(), open);
+        let late = connect(slow(CONNECT), None, CONNECT / 100).await.unwrap().unwrap_err();
+        assert_eq!(late, "its name was not resolved");
     }
 
     #[tokio::test]

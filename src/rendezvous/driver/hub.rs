@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 
-use super::dial::is_refused;
+use super::dial::{is_loopback, is_refused};
 use super::door::Door;
 #[cfg(feature = "succession")]
 use super::former::Former;
@@ -105,10 +105,6 @@ impl Clock {
 struct Desk {
     ledger: Ledger,
     /// The member that the server belongs to, if it belongs to one.
-    #[cfg_attr(
-        not(feature = "succession"),
-        expect(dead_code, reason = "a server by itself belongs to none")
-    )]
     host: Option<Host>,
     service: watch::Sender<Service>,
     clock: Clock,
@@ -216,10 +212,16 @@ impl Desk {
     /// Checks which of the absent members that have servers have ended.
     fn search(&mut self, absent: &BTreeSet<SessionId>) {
         for (session, address) in self.ledger.addresses() {
-            if absent.contains(&session) {
+            if absent.contains(&session) && self.can_reach(&address) {
                 self.searches.spawn(async move { is_refused(&address).await.then_some(session) });
             }
         }
+    }
+
+    /// Whether that address leads to the server that has announced it. A loopback address does so only if all members
+    /// are on this host: then they reach this server by loopback too.
+    fn can_reach(&self, address: &str) -> bool {
+        !is_loopback(address) || self.host.as_ref().is_some_and(|own| is_loopback(&own.address))
     }
 
     /// The process of this client has ended, unless it has come back.
@@ -510,6 +512,21 @@ mod tests {
         desk.take(News::Opened { session: 3, link: 0, outlet: Outlet { frames, view } });
         let Ok(Queued::Frame(Frame::Servers { hosts })) = queue.try_recv() else { panic!("not told") };
         assert_eq!(hosts, desk.servers);
+    }
+
+    /// What listens there on this host says nothing about a member of another one.
+    #[test]
+    fn a_loopback_address_leads_to_a_member_only_on_the_host_of_all() {
+        let can_reach = |own: &str, address: &str| {
+            let (says, _service) = watch::channel(Service::Serves { host: None });
+            let host = Host { rank: 0, member: 1, address: own.to_owned() };
+            Desk::new(Ledger::alone(machine()), Some(host), says, Heartbeat::default()).can_reach(address)
+        };
+        assert!(can_reach("127.0.0.1:1", "127.0.0.1:2") && can_reach("localhost:1", "127.0.1.1:2"));
+        assert!(can_reach("10.0.0.1:1", "10.0.0.2:2") && can_reach("node0:1", "node1:2"));
+        for loopback in ["127.0.0.1:2", "127.0.1.1:2", "[::1]:2", "[::ffff:127.0.0.1]:2"] {
+            assert!(!can_reach("10.0.0.1:1", loopback) && !can_reach("node0:1", loopback), "{loopback}");
+        }
     }
 
     async fn ask(stream: &mut DuplexStream, id: u64, request: Request) {

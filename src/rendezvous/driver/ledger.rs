@@ -192,7 +192,7 @@ impl Kept {
                 self.last = at;
                 self.actions.extend(self.machine.handle(at, event));
             }
-            // A failure here changes nothing, and is retried.
+            // A failure here changes nothing, and is retried later.
             let _ = self.file.compact(&self.machine, self.last);
         }
         self.actions.pop_front().map(Turn::Do)

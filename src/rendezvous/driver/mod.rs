@@ -40,6 +40,7 @@ pub(crate) use background::block_on;
 pub use client::{Client, ClientOptions};
 pub(crate) use connection::random;
 pub use contact::Outage;
+pub(crate) use dial::is_loopback;
 pub use heartbeat::Heartbeat;
 pub(crate) use local::local;
 pub(crate) use neighbours::process_space;

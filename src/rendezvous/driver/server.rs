@@ -335,7 +335,9 @@ async fn resolve(
     const PAUSE: Duration = Duration::from_millis(500);
     let began = Instant::now();
     loop {
-        let found = timeout(deadline, tokio::net::lookup_host(address)).await;
+        // The last of several ends with the patience.
+        let left = if patience.is_zero() { deadline } else { patience.saturating_sub(began.elapsed()) };
+        let found = timeout(left, tokio::net::lookup_host(address)).await;
         let (detail, is_final) = match found {
             Ok(Ok(candidates)) => return Ok(candidates.collect()),
             Ok(Err(error)) => (error.to_string(), error.kind() == std::io::ErrorKind::InvalidInput),
