@@ -1416,7 +1416,8 @@ typedef struct epw_coll {
      * row. `rows` 0: one row. For all_gather and reduce_scatter: in all_gather send_pitch applies to this
      * rank's block, and recv_pitch to the matrix of all blocks, in which block r begins at its offset; in
      * reduce_scatter send_pitch applies to the matrix, and recv_pitch to the block. Pitch 0: dense, that is,
-     * the elements of one row of the block, or of one row of all blocks together. */
+     * the elements of one row of the block, or of one row of all blocks together. Other pitches are at least
+     * that; with offsets, that of the matrix at least the largest count. */
     uint64_t rows, send_pitch, recv_pitch;
     const epw_norm *norm; /* for all_reduce with EPW_SUM of bf16 or f16; NULL: none. Copied by the call */
 } epw_coll;

@@ -101,7 +101,7 @@ epw_status epw_interfaces_addresses(const char *filter, epw_where where, epw_add
     if (out->count == 0 || names_loopback(all, filter)) left_out += add(all, filter, true, out);
     if (left_out > 0)
         epw_log(EPW_LOG_NIC, EPW_LOG_WARN, where,
-                "of this host's addresses peers are offered the first %d, and %u more are not: choose "
+                "peers are offered only the first %d of this host's addresses, not the other %u: choose "
                 "interfaces with EPWIRE_IFNAME",
                 EPW_ADDRESSES_MAX, left_out);
     epw_status status = EPW_OK;

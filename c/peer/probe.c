@@ -29,8 +29,8 @@
 enum { QUESTION = 0, ANSWER = 1 };
 
 /* On GPUs an answer is first polled for after this time, then less and less often; and the peer is rung again
- * so often, because a copy that waits for others may have ended after it has looked. Behind a queue a host
- * too looks from time to time, whether the queue has broken. */
+ * so often, because a copy that waits for others may have ended after it has looked. Behind a queue, a
+ * host also checks from time to time whether the queue has broken. */
 #define LOOK_MIN_NS   UINT64_C(50000)
 #define LOOK_MAX_NS   UINT64_C(5000000)
 #define RING_AGAIN_NS UINT64_C(20000000)

@@ -356,8 +356,8 @@ static epw_status import_mapping(const attempt *a, epw_import *import) {
     return EPW_OK;
 }
 
-/* A peer behind a queue asks for no lease, so this rank looks itself that no other incarnation of the peer
- * has its window mapped: through the mapping that one would write where the peer now may. To look here is
+/* A peer behind a queue asks for no lease, so this rank itself checks that no other incarnation of the peer
+ * has its window mapped: through the mapping that one would write where the peer now may. Checking here is
  * enough: the peer writes rows only from an epoch on that begins after it has been connected. */
 static epw_status check_lease(const attempt *a) {
     const epw_offer *own = a->own->offer;
@@ -371,6 +371,13 @@ static epw_status check_lease(const attempt *a) {
     }
     epw_process_unlock();
     if (!fenced) return EPW_OK;
+    if (epw_nonce_equal(&holder.process, &a->self.process))
+        return epw_fail(
+            EPW_ERR_FENCED, a->where,
+            "another buffer of this process still has this rank's window mapped as rank %u, whose "
+            "place the peer takes, and might write there; destroy or disconnect it, then connect "
+            "again",
+            (unsigned)peer);
     return epw_fail(EPW_ERR_FENCED, a->where,
                     "process %u still has this rank's window mapped as rank %u, whose place the peer takes, "
                     "and might write there; end that process, or let it destroy or disconnect its buffer, "

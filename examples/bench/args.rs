@@ -300,8 +300,8 @@ impl Args {
         }
     }
 
-    /// With which types a collective of this size is measured: those of which a smaller size does not have as many whole
-    /// blocks. A barrier, which has neither types nor sizes, is measured once.
+    /// With which types a collective of this size is measured: those for which no smaller size has the same whole blocks. A
+    /// barrier, which has neither types nor sizes, is measured once.
     pub fn types_of(&self, collective: Collective, ranks: u32, bytes: u64) -> Vec<Type> {
         let types = if collective == Collective::Barrier { 1 } else { self.types.len() };
         let is_first = |r#type: &Type| {

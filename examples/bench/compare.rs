@@ -9,8 +9,8 @@ use crate::Error;
 use crate::print::print;
 use crate::report::{Row, us};
 
-/// Prints both and fails if a case of the second got slower than the tolerance in percent allows, is wrong, also one that
-/// only the second has, or is missing.
+/// Prints both. Fails if a case of the second is slower than the tolerance (in percent) allows or is missing, or if any of
+/// its cases is wrong, even one that the first lacks.
 pub fn compare(files: &[PathBuf], tolerance: f64) -> Result<ExitCode, Error> {
     let [old, new] = files else { return Err("--compare takes two files".into()) };
     let (old, new) = (read(old)?, read(new)?);

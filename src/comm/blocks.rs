@@ -68,6 +68,7 @@ impl Blocks {
     }
 
     /// Elements from row to row of the buffer with all blocks. By default, and if it is 0, the sum of `counts`.
+    /// At least that where blocks lie side by side; otherwise at least the largest of `counts`.
     pub fn pitch(self, elements: usize) -> Self {
         Self { pitch: Some(elements), ..self }
     }

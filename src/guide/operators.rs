@@ -265,7 +265,7 @@
 //! |---|---|
 //! | `listening on ADDRESS: every port of the range 7000..7003 is taken; widen it` | `EPWIRE_PORTS`: for each rank of the host a port per address of it, and with feature `succession` one more for each rank except 0 |
 //! | `no interface that is up and passes the filter "NAME" has an address that others can dial; up are: NAMES` | `EPWIRE_IFNAME` |
-//! | `of this host's addresses peers are offered the first 8, and 2 more are not: choose interfaces with EPWIRE_IFNAME` | a warning: if peers reach none of the first, such as those of container bridges, name the right interface |
+//! | `peers are offered only the first 8 of this host's addresses, not the other 2: choose interfaces with EPWIRE_IFNAME` | a warning: if peers reach none of the first, such as those of container bridges, name the right interface |
 //! | `the peer's NIC has not answered within the deadline` | the peer has ended, or a firewall drops what is sent to its port |
 //! | `the queues that the peer has exported serve a former connection of this rank, or are gone: let the peer export again` | programs that pass blobs themselves: each blob is for one connection |
 //! | `the peer's blob has 100 bytes about its queues, this library expects 120: use the same epwire version on all ranks` | mixed versions |

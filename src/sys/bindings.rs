@@ -2556,19 +2556,22 @@ pub struct epw_coll {
  row. `rows` 0: one row. For all_gather and reduce_scatter: in all_gather send_pitch applies to this
  rank's block, and recv_pitch to the matrix of all blocks, in which block r begins at its offset; in
  reduce_scatter send_pitch applies to the matrix, and recv_pitch to the block. Pitch 0: dense, that is,
- the elements of one row of the block, or of one row of all blocks together.*/
+ the elements of one row of the block, or of one row of all blocks together. Other pitches are at least
+ that; with offsets, that of the matrix at least the largest count.*/
     pub rows: u64,
     /** Blocks of `rows` rows; the counts are then elements of one row, and a pitch is the distance from row to
  row. `rows` 0: one row. For all_gather and reduce_scatter: in all_gather send_pitch applies to this
  rank's block, and recv_pitch to the matrix of all blocks, in which block r begins at its offset; in
  reduce_scatter send_pitch applies to the matrix, and recv_pitch to the block. Pitch 0: dense, that is,
- the elements of one row of the block, or of one row of all blocks together.*/
+ the elements of one row of the block, or of one row of all blocks together. Other pitches are at least
+ that; with offsets, that of the matrix at least the largest count.*/
     pub send_pitch: u64,
     /** Blocks of `rows` rows; the counts are then elements of one row, and a pitch is the distance from row to
  row. `rows` 0: one row. For all_gather and reduce_scatter: in all_gather send_pitch applies to this
  rank's block, and recv_pitch to the matrix of all blocks, in which block r begins at its offset; in
  reduce_scatter send_pitch applies to the matrix, and recv_pitch to the block. Pitch 0: dense, that is,
- the elements of one row of the block, or of one row of all blocks together.*/
+ the elements of one row of the block, or of one row of all blocks together. Other pitches are at least
+ that; with offsets, that of the matrix at least the largest count.*/
     pub recv_pitch: u64,
     /// for all_reduce with EPW_SUM of bf16 or f16; NULL: none. Copied by the call
     pub norm: *const epw_norm,

@@ -341,7 +341,7 @@ static void a_buffer_behind_a_queue_waits_for_the_former(void) {
         size_t length;
         CHECK_OK(epw_buffer_export(fresh, 0, blob, &length));
         CHECK(epw_buffer_connect(a, 1, blob, length) == EPW_ERR_FENCED);
-        CHECK(error_has("connect: rank 0: peer 1: process"));
+        CHECK(error_has("connect: rank 0: peer 1: another buffer of this process"));
         CHECK(error_has("still has this rank's window mapped as rank 1, whose place the peer takes"));
         CHECK(epw_buffer_path(a, 1) == EPW_PATH_NONE);
         if (destroys) {

@@ -341,7 +341,7 @@ async fn resolve(
         let (detail, is_final) = match found {
             Ok(Ok(candidates)) => return Ok(candidates.collect()),
             Ok(Err(error)) => (error.to_string(), error.kind() == std::io::ErrorKind::InvalidInput),
-            Err(_) => ("its name was not resolved in this time".to_owned(), true),
+            Err(_) => (format!("its name was not resolved within {left:?}"), true),
         };
         if is_final || began.elapsed() + PAUSE >= patience {
             let (op, field, value) = (op.to_owned(), "address".to_owned(), address.to_owned());

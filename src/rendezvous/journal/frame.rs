@@ -2,9 +2,9 @@
 //!
 //! A piece is {length u64 | check of length and place u64 | check of body and place u64 | body}; a check is the first
 //! bytes of a SHA-256. Each piece is on disk before the next is written, so only the last one can be torn: by a process
-//! that died while it wrote, which leaves the beginning of the piece, or by the machine, which may leave any part of it
-//! and zeros for the rest. Nobody was told that a torn piece is on disk. Anything else that is wrong is damage, and
-//! everything after it would be lost as well.
+//! that died while it wrote, which leaves the beginning of the piece, or by the machine, which may leave zeros from some
+//! byte on, in all of the header, or anywhere in the body. Nobody was told that a torn piece is on disk. Anything else
+//! that is wrong is damage, and everything after it would be lost as well.
 
 use std::io::{self, Read};
 
