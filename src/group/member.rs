@@ -53,10 +53,9 @@ impl Group {
     /// Errors, each within the join deadline: [`BootstrapError::MissingRanks`], [`BootstrapError::ConfigMismatch`],
     /// [`BootstrapError::DuplicateRank`], [`BootstrapError::Mismatch`] of world or rank,
     /// [`BootstrapError::Invalid`] for another run id than that of the server, and on the rank that hosts it if its name
-    /// does not resolve by then, [`BootstrapError::Fenced`],
-    /// [`BootstrapError::Limit`] for a [lead](GroupOptions::lead) that is too large, and those of connecting:
-    /// `Unreachable`, `TokenRequired`, `WrongToken`, `WrongVersion`, `Garbage`; `SilentPeer` once the deadline has
-    /// passed.
+    /// does not resolve by then, [`BootstrapError::Fenced`], [`BootstrapError::Limit`] for a
+    /// [lead](GroupOptions::lead) that is too large, and those of connecting: `Unreachable`, `TokenRequired`,
+    /// `WrongToken`, `WrongVersion`, `Garbage`; `SilentPeer` once the deadline has passed.
     pub async fn join(options: GroupOptions) -> Result<Self, BootstrapError> {
         let began = Instant::now();
         BootstrapError::check("join", "lead", options.lead as usize, MAX_LEAD as usize)?;

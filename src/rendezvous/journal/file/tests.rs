@@ -308,9 +308,8 @@ fn a_file_is_written_anew_once_it_has_grown() {
 /// As on a full disk, which the records to come must not find full. Runs in a process of its own, all files of which have
 /// the limit.
 #[test]
-fn a_file_that_cannot_be_written_anew_leaves_nothing_behind_and_is_tried_again_once_it_has_grown() {
-    const NAME: &str =
-        "a_file_that_cannot_be_written_anew_leaves_nothing_behind_and_is_tried_again_once_it_has_grown";
+fn a_failed_rewrite_leaves_nothing_and_waits_for_growth() {
+    const NAME: &str = "a_failed_rewrite_leaves_nothing_and_waits_for_growth";
     if std::env::var_os("FILES_ARE_LIMITED").is_none() {
         let test = format!("{}::{NAME}", module_path!().split_once("::").unwrap().1);
         let mut limited = std::process::Command::new(std::env::current_exe().unwrap());
