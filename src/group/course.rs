@@ -39,8 +39,11 @@ pub(crate) struct Course {
     survey: Arc<Survey>,
     progress: broadcast::Sender<Progress>,
     news: Outbox<News>,
-    /// Held while followers are told of a membership, or of ranks that will not be in the next one.
-    telling: Mutex<()>,
+    /// Held while a membership is put into effect, which may take as long as a GPU works.
+    applying: Mutex<()>,
+    /// The newest epoch that followers were told to begin. Held only for as long as it takes to tell them of ranks that will
+    /// not be in the next one, so that nobody who waits for such a rank waits for a GPU first.
+    told: Mutex<u32>,
     /// The elector of this member's own server, if it has one.
     pub(super) elector: OnceLock<Elector>,
 }
@@ -48,8 +51,8 @@ pub(crate) struct Course {
 /// How many progress reports a receiver may lag behind.
 const MAX_PROGRESS: usize = 64;
 
-/// What has changed. Put into the outbox under the state's lock, or under the lock that is held while followers are
-/// told of the membership.
+/// What has changed. Put into the outbox under the state's lock, or under the lock that is held while a membership is put
+/// into effect.
 #[derive(Debug)]
 enum News {
     /// A member on standby has learned of another membership.
@@ -110,7 +113,7 @@ impl Course {
             change: None,
             left: false,
         };
-        let (state, followers, telling) = (Mutex::new(state), Mutex::default(), Mutex::default());
+        let (state, followers) = (Mutex::new(state), Mutex::default());
         let progress = broadcast::Sender::new(MAX_PROGRESS);
         let sight = Arc::new(Sight::new(rank));
         Arc::new_cyclic(|me| Self {
@@ -125,7 +128,8 @@ impl Course {
             survey: Arc::default(),
             progress,
             news: Outbox::new(),
-            telling,
+            applying: Mutex::default(),
+            told: Mutex::default(),
             elector: OnceLock::new(),
         })
     }
@@ -237,10 +241,11 @@ impl Course {
     /// Puts a membership into effect for all followers. May wait for their GPUs.
     pub(super) fn apply(&self, decision: &Decision) -> Result<()> {
         {
-            let _telling = self.telling.lock().unwrap_or_else(PoisonError::into_inner);
+            let _applying = self.applying.lock().unwrap_or_else(PoisonError::into_inner);
             if self.current().epoch >= decision.epoch {
                 return Ok(()); // applied by a call whose future was dropped
             }
+            *self.told() = decision.epoch; // what is being revoked for an earlier one is revoked before it begins
             // Its epoch words state its real step, whatever it promised, so that a member that has already begun this
             // step is detected.
             let step = decision.step.max(self.state().pace.begun() + 1);
@@ -272,13 +277,14 @@ impl Course {
         Ok(())
     }
 
-    /// Ends waits for peers that do not belong to the membership of `epoch`, unless that is in effect already. On standby
-    /// it never is: this member may have joined again since it was left out, and what it follows is still in the former
+    /// Ends waits for peers that do not belong to the membership of `epoch`, unless that is in effect already, or a later one
+    /// is beginning. Does not wait while an earlier one is beginning, which itself may wait for these peers. On standby it is
+    /// never in effect: this member may have joined again since it was left out, and what it follows is still in the former
     /// membership, which must be revoked before its peers can be connected again. `why` is the cause that is given for
     /// peers whose process has not ended.
-    fn revoke(&self, peers: &Mask, epoch: u32, why: Cause) {
-        let _telling = self.telling.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.waits() || self.current().epoch < epoch {
+    pub(super) fn revoke(&self, peers: &Mask, epoch: u32, why: Cause) {
+        let told = self.told();
+        if *told <= epoch && (self.waits() || self.current().epoch < epoch) {
             let ended = self.sight.ended() & *peers;
             for follower in self.followers() {
                 // A follower that cannot be told ends its waits by itself, at their deadline.
@@ -348,6 +354,11 @@ impl Course {
     #[cfg(test)]
     pub(super) fn run_ahead(&self, steps: u64) {
         self.state().pace.run_ahead(steps);
+    }
+
+    fn told(&self) -> MutexGuard<'_, u32> {
+        // A number is never half changed.
+        self.told.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

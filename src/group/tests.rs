@@ -1,8 +1,8 @@
 //! Members with buffers, as threads of this process, and failures that only the library itself can cause.
 
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use half::bf16;
@@ -12,10 +12,10 @@ use super::course::Course;
 use super::follower::{Follower, GivenUp};
 use super::*;
 use crate::cause::Cause;
-use crate::rendezvous::driver::{Client, Heartbeat};
+use crate::rendezvous::driver::{Attendant, Client, Heartbeat};
 #[cfg(feature = "succession")]
 use crate::rendezvous::driver::{ClientOptions, block_on};
-use crate::rendezvous::wire::{Ask, Decision, Frame, Notice, encode};
+use crate::rendezvous::wire::{Ask, Decision, Frame, Notice, Standby, encode};
 #[cfg(feature = "succession")]
 use crate::rendezvous::wire::{Join, Listener, PROTOCOL_VERSION, Request};
 use crate::rendezvous::{BootstrapError, View};
@@ -188,15 +188,57 @@ async fn questions_of_the_group_do_not_prolong_a_step() {
     assert!(deadline == group.deadline && elapsed < deadline + heartbeat.interval, "{elapsed:?}");
 }
 
-/// A follower that has given up rank 1, which was silent.
-#[derive(Debug)]
-struct Silent;
+/// A follower that has given up rank 1, which was silent, and notes what it is told.
+#[derive(Debug, Default)]
+struct Silent {
+    told: Mutex<Vec<Told>>,
+    news: Condvar,
+    /// It works with them: begins a membership only once they are revoked, or after a while.
+    works_with: Mutex<Mask>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Told {
+    Begin {
+        epoch: u32,
+    },
+    Revoke {
+        peers: Mask,
+    },
+    /// It has begun.
+    Begun {
+        epoch: u32,
+    },
+}
+
+impl Silent {
+    fn note(&self, told: Told) {
+        self.told.lock().unwrap().push(told);
+        self.news.notify_all();
+    }
+
+    /// Whether it was told this in time.
+    fn waits_for(&self, what: impl Fn(&Told) -> bool) -> bool {
+        let lacks = |told: &mut Vec<Told>| !told.iter().any(&what);
+        !self.news.wait_timeout_while(self.told.lock().unwrap(), PATIENT / 10, lacks).unwrap().1.timed_out()
+    }
+}
 
 impl Follower for Silent {
-    fn begin(&self, _: &Decision) -> Result<(), Error> {
+    fn begin(&self, decision: &Decision) -> Result<(), Error> {
+        let (epoch, with) = (decision.epoch, *self.works_with.lock().unwrap());
+        self.note(Told::Begin { epoch });
+        self.waits_for(|told| match told {
+            Told::Revoke { peers } => with.minus(peers).is_empty(),
+            _ => with.is_empty(),
+        });
+        self.note(Told::Begun { epoch });
         Ok(())
     }
-    fn revoke(&self, _: &Mask, _: Cause) -> Result<(), Error> {
+    fn revoke(&self, peers: &Mask, _: Cause) -> Result<(), Error> {
+        if !peers.is_empty() {
+            self.note(Told::Revoke { peers: *peers });
+        }
         Ok(())
     }
     fn given_up(&self) -> Result<GivenUp, Error> {
@@ -229,7 +271,7 @@ async fn a_doubt_is_told_though_the_call_that_found_it_was_dropped() {
     let heartbeat = Heartbeat::default();
     let (near, mut far) = tokio::io::duplex(1 << 16);
     let mut group = Group::threads(2).unwrap().remove(0);
-    let silent: Arc<dyn Follower> = Arc::new(Silent);
+    let silent: Arc<dyn Follower> = Arc::new(Silent::default());
     group.follow(Arc::downgrade(&silent));
     let (client, carrier) = Client::attach(near, 7, "the test", heartbeat, View::before(), None);
     Arc::get_mut(&mut group.inner).unwrap().client = client;
@@ -253,12 +295,60 @@ async fn a_doubt_is_told_though_the_call_that_found_it_was_dropped() {
     tokio::time::timeout(heartbeat.lease / 2, arrived).await.unwrap();
 }
 
+/// The decision of a change after which these ranks are the members, all from the first step on.
+fn decided(course: &Course, epoch: u32, ranks: &[u32]) {
+    let decision = Decision { mask: ranks.iter().copied().collect(), epoch, step: u64::from(epoch) };
+    course.settled(u64::from(epoch), Ok(decision), Mask::EMPTY, Standby::default());
+}
+
+/// A course of rank 0 of four in epoch 1, and what follows it.
+fn course_of_four() -> (Arc<Course>, Arc<Silent>) {
+    let (course, silent) = (Course::new(0, 0, Heartbeat::default()), Arc::new(Silent::default()));
+    let follower: Arc<dyn Follower> = silent.clone();
+    course.follow(Arc::downgrade(&follower));
+    course.apply(&Decision { mask: Mask::all(4), epoch: 1, step: 1 }).unwrap();
+    (course, silent)
+}
+
+#[test]
+fn waits_for_lost_ranks_end_though_a_membership_with_them_is_beginning() {
+    let (course, silent) = course_of_four();
+    decided(&course, 2, &[0, 1, 2]);
+    let revoked = |peers: &[u32]| Told::Revoke { peers: peers.iter().copied().collect() };
+    assert!(silent.waits_for(|told| *told == revoked(&[3])));
+    *silent.works_with.lock().unwrap() = [2].into_iter().collect();
+    let second = course.pace().0.due().unwrap();
+    std::thread::scope(|scope| {
+        let begins = scope.spawn(|| course.apply(&second));
+        assert!(silent.waits_for(|told| *told == Told::Begin { epoch: 2 }));
+        decided(&course, 3, &[0, 1]);
+        begins.join().unwrap().unwrap();
+    });
+    let told = silent.told.lock().unwrap();
+    assert_eq!(
+        told[2..6],
+        [revoked(&[3]), Told::Begin { epoch: 2 }, revoked(&[2, 3]), Told::Begun { epoch: 2 }]
+    );
+}
+
+#[test]
+fn nobody_is_revoked_late_in_the_membership_after_the_next() {
+    let (course, silent) = course_of_four();
+    let former: Mask = [3].into_iter().collect();
+    *silent.works_with.lock().unwrap() = former;
+    std::thread::scope(|scope| {
+        scope.spawn(|| course.apply(&Decision { mask: Mask::all(4), epoch: 3, step: 9 }).unwrap());
+        assert!(silent.waits_for(|told| *told == Told::Begin { epoch: 3 }));
+        course.revoke(&former, 2, Cause::LeftOut);
+        assert!(silent.told.lock().unwrap().iter().all(|told| !matches!(told, Told::Revoke { .. })));
+        silent.revoke(&former, Cause::Revoked).unwrap();
+    });
+}
+
 /// Using nine tenths of the epochs takes years: only the library itself can get there in a test.
 #[cfg(feature = "tracing")]
 #[test]
 fn each_change_of_the_last_tenth_of_all_epochs_says_how_many_are_left() {
-    use std::sync::Mutex;
-
     use tracing::field::{Field, Visit};
     use tracing::span::{Attributes, Id, Record};
 
