@@ -91,6 +91,15 @@ impl State {
         self.roster.extend(members.iter().map(|member| (member.rank, member.clone())));
     }
 
+    /// Whom the followers of `rank` need no longer wait for when these members of the current membership are removed, and
+    /// why.
+    fn lost(&self, rank: u32, removed: Mask) -> (Mask, Cause) {
+        match removed.contains(rank) {
+            true => (self.pace.current().mask.without(rank), Cause::Evicted),
+            false => (removed, Cause::LeftOut),
+        }
+    }
+
     /// They concern the former epoch.
     fn forget_doubts(&mut self) {
         (self.suspicious, self.doubted, self.given_up) = Default::default();
@@ -255,6 +264,7 @@ impl Course {
             let mut state = self.state();
             let before = state.pace.current().mask;
             state.pace.applied(*decision);
+            let (lost, why) = state.lost(self.rank, state.pace.removed());
             state.forget_doubts();
             let Decision { mask: members, epoch, .. } = *decision;
             let (entered, left) = (members.minus(&before), before.minus(&members));
@@ -262,6 +272,7 @@ impl Course {
             let change = Change { epoch, members, entered, left, waiting };
             state.change = Some(change);
             drop(state);
+            self.end_waits(&lost, why); // followers that begin a membership forget whom they were told of before
             let unheld = Mask::all(MAX_WORLD).minus(&members);
             let experts = |follower: Arc<dyn Follower>| {
                 Some(Experts {
@@ -280,17 +291,21 @@ impl Course {
     /// Ends waits for peers that do not belong to the membership of `epoch`, unless that is in effect already, or a later one
     /// is beginning. Does not wait while an earlier one is beginning, which itself may wait for these peers. On standby it is
     /// never in effect: this member may have joined again since it was left out, and what it follows is still in the former
-    /// membership, which must be revoked before its peers can be connected again. `why` is the cause that is given for
-    /// peers whose process has not ended.
+    /// membership, which must be revoked before its peers can be connected again.
     pub(super) fn revoke(&self, peers: &Mask, epoch: u32, why: Cause) {
         let told = self.told();
         if *told <= epoch && (self.waits() || self.current().epoch < epoch) {
-            let ended = self.sight.ended() & *peers;
-            for follower in self.followers() {
-                // A follower that cannot be told ends its waits by itself, at their deadline.
-                drop(follower.revoke(&ended, Cause::Ended));
-                drop(follower.revoke(&(*peers - ended), why));
-            }
+            self.end_waits(peers, why);
+        }
+    }
+
+    /// `why` is the cause that is given for peers whose process has not ended.
+    fn end_waits(&self, peers: &Mask, why: Cause) {
+        let ended = self.sight.ended() & *peers;
+        for follower in self.followers() {
+            // A follower that cannot be told ends its waits by itself, at their deadline.
+            drop(follower.revoke(&ended, Cause::Ended));
+            drop(follower.revoke(&(*peers - ended), why));
         }
     }
 
@@ -453,7 +468,7 @@ impl Attendant for Course {
         waiting: Standby,
     ) {
         let decided = outcome.as_ref().ok().copied();
-        let removed = {
+        let (lost, why) = {
             let mut state = self.state();
             state.news += 1;
             let (before, newest) = (state.pace.current(), state.pace.newest());
@@ -472,19 +487,14 @@ impl Attendant for Course {
                 self.news.put(News::Elsewhere(current));
             }
             progress.into_iter().for_each(|progress| self.news.put(News::Progress(progress, again)));
-            removed
+            state.lost(self.rank, removed)
         };
         self.tell();
-        let (revoked, why) = match removed.contains(self.rank) {
-            true => (self.current().mask, Cause::Evicted),
-            false => (removed, Cause::LeftOut),
-        };
-        let revoked = revoked.without(self.rank);
-        if let (Some(decision), false) = (decided, revoked.is_empty()) {
+        if let (Some(decision), false) = (decided, lost.is_empty()) {
             let course = self.me.clone();
             in_background(move || {
                 if let Some(course) = course.upgrade() {
-                    course.revoke(&revoked, decision.epoch, why);
+                    course.revoke(&lost, decision.epoch, why);
                 }
             });
         }

@@ -7,7 +7,7 @@
 //!
 //! [`Pace`] is a member's part of this, without I/O and clock. The server's part is in [`machine`](super::machine).
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use super::wire::{Decision, RankState, View};
 use crate::mask::Mask;
@@ -47,6 +47,9 @@ pub(crate) struct Pace {
     current: Decision,
     /// The memberships that come after it, each from its step on.
     due: VecDeque<Due>,
+    /// Members of a membership before the one of this epoch that are no longer members from then on, and will end no
+    /// further step.
+    removed: BTreeMap<u32, Mask>,
     /// The last step begun.
     begun: u64,
     /// How many steps it may begin beyond the last one while it waits for an outcome.
@@ -81,7 +84,7 @@ impl Pace {
     /// A member of `current`, or on standby, that has begun no step of it.
     pub(crate) fn new(rank: u32, current: Decision, lead: u64) -> Self {
         let begun = current.step.saturating_sub(1);
-        Self { rank, current, due: VecDeque::new(), begun, lead, promised: None }
+        Self { rank, current, due: VecDeque::new(), removed: BTreeMap::new(), begun, lead, promised: None }
     }
 
     /// The membership in effect; for a member on standby that of the others.
@@ -170,7 +173,7 @@ impl Pace {
     }
 
     /// Notes the outcome of a change, which ends all earlier ones too: a membership, or nothing changes. Returns the
-    /// members of the current membership that are no longer members and will end no further step. `retired`: those that
+    /// members of the current membership that this removes, and that will end no further step. `retired`: those that
     /// will still end their steps.
     pub(crate) fn settle(&mut self, change: u64, outcome: Option<Decision>, retired: Mask) -> Mask {
         if self.promised.is_some_and(|promised| promised.change <= change) {
@@ -187,9 +190,17 @@ impl Pace {
         }
         // A membership that no member has begun when the next one is decided never begins anywhere.
         self.due.retain(|due| due.decision.step < decision.step);
+        let before = self.due.iter().fold(self.current.mask, |before, due| before.or(&due.decision.mask));
         self.due.push_back(Due { decision, retired });
-        let removed = self.current.mask.minus(&decision.mask);
-        self.due.iter().fold(removed, |removed, due| removed.minus(&due.retired))
+        let removed = before.minus(&decision.mask);
+        let removed = self.due.iter().fold(removed, |removed, due| removed.minus(&due.retired));
+        self.removed.insert(decision.epoch, removed);
+        removed.and(&self.current.mask)
+    }
+
+    /// The members of the current membership that are no longer members and will end no further step.
+    pub(crate) fn removed(&self) -> Mask {
+        self.removed.values().fold(Mask::EMPTY, |all, removed| all.or(removed)).and(&self.current.mask)
     }
 
     /// Breaks the current promise.
@@ -203,6 +214,7 @@ impl Pace {
         self.current = decision;
         self.begun = self.begun.max(decision.step.saturating_sub(1));
         self.due.retain(|due| due.decision.epoch > decision.epoch);
+        self.removed.retain(|epoch, _| *epoch > decision.epoch);
     }
 }
 
@@ -373,6 +385,24 @@ mod tests {
                 assert_eq!(pace.next(false), last);
             }
         }
+    }
+
+    #[test]
+    fn who_is_removed_stays_so_in_the_memberships_before() {
+        let mut pace = Pace::new(0, decision(1, 1, &[0, 1, 2, 3, 4]), 0);
+        begin(&mut pace, 1..=2);
+        let second = decision(2, 4, &[0, 1, 2, 3, 5]);
+        pace.settle(1, Some(second), Mask::EMPTY);
+        // A newcomer is removed as well, and a place is taken again with the same step: nobody begins the third.
+        let third = decision(3, 6, &[0, 1, 2]);
+        pace.settle(2, Some(third), Mask::EMPTY);
+        let fourth = decision(4, 6, &[0, 1, 3]);
+        pace.settle(3, Some(fourth), [2].into_iter().collect());
+        assert_eq!(pace.removed(), [3, 4].into_iter().collect());
+        pace.applied(second);
+        assert_eq!(pace.removed(), [3, 5].into_iter().collect(), "the one that is retired ends its steps");
+        pace.applied(fourth);
+        assert_eq!(pace.removed(), Mask::EMPTY, "it has another member");
     }
 
     #[test]
