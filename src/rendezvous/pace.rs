@@ -2,8 +2,9 @@
 //!
 //! A change takes effect at a step that all members know. For that, the group asks every member that stays; each
 //! answers with a *promise*, the last step that it has begun or may still begin, and begins no later step until it
-//! learns the outcome. The outcome names the step after the highest promise, which nobody has begun: earlier steps
-//! belong to the old membership, that step and later ones to the new one.
+//! learns the outcome. The outcome names the step after the highest promise, which nobody has begun, or a later one so
+//! that a retired member can end its steps: earlier steps belong to the old membership, that step and later ones to the
+//! new one.
 //!
 //! [`Pace`] is a member's part of this, without I/O and clock. The server's part is in [`machine`](super::machine).
 

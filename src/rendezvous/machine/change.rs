@@ -213,7 +213,9 @@ impl Machine {
         if !lost && stay.iter().all(|rank| steps.contains_key(&rank)) {
             let furthest = steps.values().copied().max().unwrap_or(self.changes.furthest);
             let step = furthest.saturating_add(1); // after the highest promise
-            self.conclude(*stay, step);
+            // If nobody is lost, nothing is urgent: those who are being retired end their steps first.
+            let last = if *stay == self.decision.mask { self.retired_by() } else { 0 };
+            self.conclude(*stay, step.max(last));
             return None;
         }
         if lost || now >= change.until {
@@ -233,6 +235,16 @@ impl Machine {
         let stay = *stay;
         self.ask(&mut change, stay);
         Some(change)
+    }
+
+    /// The step from which on none of the retired members takes part any more.
+    fn retired_by(&self) -> u64 {
+        let living = self.members().filter(|member| member.life != Life::Dead);
+        let steps = living.filter_map(|member| match member.role {
+            Role::Retired { decision, .. } => Some(decision.step),
+            _ => None,
+        });
+        steps.max().unwrap_or(0)
     }
 
     /// The error for the first of these members that was seen dead, if any.

@@ -43,6 +43,29 @@ fn a_member_is_retired_though_another_one_dies_before_its_last_step() {
 }
 
 #[test]
+fn a_member_ends_its_last_step_though_another_change_follows_that_is_not_urgent() {
+    let mut run = Run::formed(4);
+    let mut pace = Pace::joined(2, &run.machine.view(), 0);
+    run.ask(0, Request::Retire { rank: 2 });
+    run.reply(&[0, 1, 2, 3], &[]);
+    let first = run.machine.decision;
+    assert_eq!(run.decided(), ("0-1,3".to_owned(), 2, 31));
+    pace.settle(run.machine.changes.last, Some(first), run.machine.changes.retired);
+    // By now it may have begun step 30, which none of the others has reached.
+    run.ask(0, Request::Retire { rank: 1 });
+    run.promise(&[0, 1, 3], 28);
+    assert_eq!(run.decided(), ("0,3".to_owned(), 3, 31));
+    assert_eq!(run.machine.changes.retired.to_string(), "1-2");
+    pace.settle(run.machine.changes.last, Some(run.machine.decision), run.machine.changes.retired);
+    while let Next::Begin { .. } = pace.next(false) {}
+    assert_eq!((pace.begun(), pace.next(false)), (30, Next::Retired { epoch: 3 }));
+    // Later changes are no concern of those who have left.
+    run.ask(0, Request::Retire { rank: 3 });
+    run.promise(&[0, 3], 40);
+    assert_eq!(run.decided(), ("0".to_owned(), 4, 41));
+}
+
+#[test]
 fn a_retired_member_learns_of_it_though_others_are_lost_before_it_comes_back() {
     for ahead in [1, 100] {
         let mut run = Run::formed(4);

@@ -5,13 +5,34 @@ use crate::rendezvous::machine::tests::*;
 use crate::rendezvous::pace::Pace;
 
 impl World {
-    /// No healthy member is removed, and never too many.
-    pub(super) fn check_decision(&mut self, before: &Decision, after: &Decision, living: &Mask) {
+    /// For each member that was retired before and is not dead, the first step without it.
+    pub(super) fn retired_by(&self) -> BTreeMap<u128, u64> {
+        let steps = self.machine.members().filter(|member| member.life != Life::Dead);
+        let steps = steps.filter_map(|member| match member.role {
+            Role::Retired { decision, .. } => Some((member.identity.member, decision.step)),
+            _ => None,
+        });
+        steps.collect()
+    }
+
+    /// No healthy member is removed, and never too many. `retired_by`: before this decision.
+    pub(super) fn check_decision(
+        &mut self,
+        before: &Decision,
+        after: &Decision,
+        living: &Mask,
+        retired_by: &BTreeMap<u128, u64>,
+    ) {
         assert_eq!(after.epoch, before.epoch + 1);
         // A rank whose member died may have a new member by now, which is not in this decision.
         let dead = self.machine.ranks(|member| member.life == Life::Dead);
         let living = living.minus(&dead);
         let removed = living.minus(&after.mask).minus(&self.machine.changes.retired);
+        if before.mask == living && removed.is_empty() {
+            let now = self.retired_by();
+            let is_in_time = |(member, step)| now.get(member).is_none_or(|now| now >= step);
+            assert!(retired_by.iter().all(is_in_time), "{retired_by:?}: now {now:?}, though nobody was lost");
+        }
         let few = 2 * removed.len() < living.len();
         let arbiter = self.machine.settings().arbiter && removed != living;
         assert!(removed.is_empty() || few || arbiter, "{removed} of {living} removed");

@@ -116,6 +116,7 @@ impl World {
     fn event(&mut self, event: Event) {
         let before = self.machine.decision;
         let living = self.machine.ranks(|member| member.role == Role::Active && member.life != Life::Dead);
+        let retired_by = self.retired_by();
         for action in self.handle(event) {
             let (session, said) = match action {
                 Action::Answer { call, result: Ok(Reply::Joined { joined }) } => {
@@ -152,7 +153,7 @@ impl World {
         }
         let after = self.machine.decision;
         if after != before && before.epoch > 0 {
-            self.check_decision(&before, &after, &living);
+            self.check_decision(&before, &after, &living, &retired_by);
         }
         let former = self.decisions.insert(after.epoch, after);
         assert!(
