@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::thread::JoinHandle;
@@ -137,7 +138,7 @@ impl Raw {
         let session = self.stream.local_addr().unwrap().port().into();
         self.send(&Frame::Open { session });
         assert!(matches!(self.receive(), Frame::Opened { .. }));
-        self.send(&Frame::Ping { received: 0 });
+        self.send(&Frame::Ping { received: 0, except: BTreeSet::new() });
         self
     }
 
@@ -417,7 +418,7 @@ fn garbage_is_named_to_its_sender_and_disturbs_nobody() {
     assert!(matches!(error, BootstrapError::Garbage { .. }), "{error}");
 
     let mut raw = Raw::connect(server.local_addr());
-    let mut long = encode(&Frame::Ping { received: 7 }).unwrap();
+    let mut long = encode(&Frame::Ping { received: 7, except: BTreeSet::new() }).unwrap();
     long[6..10].copy_from_slice(&u32::MAX.to_le_bytes());
     raw.stream.write_all(&long).unwrap();
     let Frame::Refused { error } = raw.receive() else { panic!("not refused") };

@@ -11,7 +11,7 @@ use std::time::Duration;
 use crate::mask::Mask;
 
 /// Version of the bootstrap protocol. Both sides must have the same.
-pub const PROTOCOL_VERSION: u16 = 10;
+pub const PROTOCOL_VERSION: u16 = 11;
 
 /// Why bytes are not a frame, or not whatever else they should be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

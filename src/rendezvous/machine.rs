@@ -63,7 +63,9 @@ impl Machine {
                     Asked::Again { answer: None } => {} // the answer will come
                 }
             }
-            Event::Received { session, through } => self.answers.received(session, through),
+            Event::Received { session, through, except } => {
+                self.answers.received(session, through, &except);
+            }
             Event::Heard { session } => self.heard(session),
             Event::Noticed { session, notice } => {
                 self.heard(session);

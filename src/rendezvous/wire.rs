@@ -4,6 +4,7 @@
 //! fields in a fixed order}. [`decode`] is total: any bytes give a frame or a [`WireError`], and no length found in
 //! them is trusted before the bytes are there.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -550,8 +551,10 @@ pub enum Frame {
     },
     /// Client: a sign of life.
     Ping {
-        /// It has the answers of all its calls up to this one.
+        /// It needs no answer any more to its calls up to this one,
         received: u64,
+        /// except for these, which it still waits for; at most 512.
+        except: BTreeSet<u64>,
     },
     /// Server: a sign of life.
     Pong {},
@@ -590,7 +593,7 @@ wire!(enum Frame {
     5 => Call { id, request },
     6 => Answer { id, result },
     7 => Changed { view },
-    8 => Ping { received },
+    8 => Ping { received, except },
     9 => Pong {},
     10 => Notice { notice },
     11 => Ask { ask },

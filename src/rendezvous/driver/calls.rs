@@ -84,9 +84,9 @@ impl Calls {
         self.pending.iter().map(|(id, call)| Frame::Call { id: *id, request: call.request.clone() })
     }
 
-    /// The last call up to which all have been answered.
-    pub(super) fn received(&self) -> u64 {
-        self.pending.first_key_value().map_or(self.last_id, |(id, _)| id - 1)
+    /// A sign of life that says which calls have been answered.
+    pub(super) fn ping(&self) -> Frame {
+        Frame::Ping { received: self.last_id, except: self.pending.keys().copied().collect() }
     }
 
     pub(super) fn wait(&mut self, op: String, began: Instant, deadline: Duration, reply: Answer<()>) {
@@ -151,5 +151,25 @@ fn fits(op: &str, frame: &Frame) -> Result<(), BootstrapError> {
         _ => {
             encode(frame).map(|_| ()).map_err(|_| too_long(op, MAX_BODY_BYTES + HEADER_BYTES, MAX_BODY_BYTES))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::oneshot;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn each_answer_is_acknowledged_though_an_earlier_call_still_waits() {
+        let (mut calls, deadline) = (Calls::default(), Duration::from_secs(60));
+        let get = |key: &str| Request::Get { keys: vec![key.to_owned()], deadline };
+        for key in ["never", "a", "b"] {
+            calls.ask("get".to_owned(), get(key), deadline, oneshot::channel().0);
+        }
+        drop(calls.take(2));
+        assert_eq!(calls.ping(), Frame::Ping { received: 3, except: [1, 3].into() });
+        [1, 3].into_iter().for_each(|id| drop(calls.take(id)));
+        assert_eq!(calls.ping(), Frame::Ping { received: 3, except: [].into() });
     }
 }

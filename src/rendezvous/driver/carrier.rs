@@ -335,7 +335,7 @@ impl Carrier {
         if self.silence.lasts() {
             return self.lost(format!("silent for {:?}", self.heartbeat.lease));
         }
-        self.sent(Frame::Ping { received: self.calls.received() })
+        self.sent(self.calls.ping())
     }
 
     /// The connection is lost: another may follow.
@@ -402,7 +402,7 @@ impl Carrier {
         };
         let connection = FrameStream::new(stream);
         let say = |frame| _ = connection.send(frame);
-        say(Frame::Ping { received: self.calls.received() });
+        say(self.calls.ping());
         self.silence = Silence::of(self.heartbeat);
         let mut resuming = None;
         if self.member {

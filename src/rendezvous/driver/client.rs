@@ -233,6 +233,8 @@ impl Client {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use tokio::net::{TcpListener, TcpStream};
     use tokio::task::JoinSet;
     use tokio::time::{sleep, timeout};
@@ -329,7 +331,12 @@ mod tests {
             let mut resuming = 0;
             for _ in 0..3 {
                 // It gives up a server that sends what does not belong there.
-                write_frame(connections.last_mut().unwrap(), &Frame::Ping { received: 0 }).await.unwrap();
+                write_frame(
+                    connections.last_mut().unwrap(),
+                    &Frame::Ping { received: 0, except: BTreeSet::new() },
+                )
+                .await
+                .unwrap();
                 let mut next = accept(&listener).await;
                 resuming = asked(&mut next).await;
                 connections.push(next);
@@ -366,7 +373,7 @@ mod tests {
             let mut former = accept(&listener).await;
             let id = asked(&mut former).await;
             // The client gives up a server that sends what does not belong there.
-            write_frame(&mut former, &Frame::Ping { received: 0 }).await.unwrap();
+            write_frame(&mut former, &Frame::Ping { received: 0, except: BTreeSet::new() }).await.unwrap();
             let mut next = accept(&listener).await;
             assert_eq!(asked(&mut next).await, id);
             for _ in 0..2 {

@@ -8,6 +8,7 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::{Instant, timeout};
 
+use super::calls::MAX_PENDING;
 #[cfg(feature = "succession")]
 use super::connection::PEER_LIMIT;
 use super::connection::{OPEN_LIMIT, ReadError, read_frame, write_frame};
@@ -180,11 +181,11 @@ impl Door {
         let mut last_heard = Instant::now();
         loop {
             let news = match frame {
-                Ok(Frame::Ping { received }) => {
+                Ok(Frame::Ping { received, except }) if except.len() <= MAX_PENDING => {
                     if let Some(replies) = replies.upgrade() {
                         let _ = replies.try_send(Queued::Frame(Frame::Pong {}));
                     }
-                    News::Alive { session, link, received }
+                    News::Alive { session, link, received, except }
                 }
                 Ok(Frame::Notice { notice }) => {
                     News::Said { session, link, event: Event::Noticed { session, notice } }

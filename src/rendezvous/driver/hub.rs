@@ -133,7 +133,8 @@ struct Desk {
 struct Client {
     link: Link,
     outlet: Outlet,
-    received: u64,
+    /// The calls whose answers it has, as it said last: up to the first number, except for some.
+    received: (u64, BTreeSet<u64>),
 }
 
 impl Desk {
@@ -293,16 +294,18 @@ impl Desk {
                 if !self.servers.is_empty() {
                     outlet.say(Frame::Servers { hosts: self.servers.clone() });
                 }
-                self.clients.insert(session, Client { link, outlet, received: 0 });
+                self.clients.insert(session, Client { link, outlet, received: Default::default() });
                 self.heard(now, session);
             }
-            News::Alive { session, link, received } => {
+            News::Alive { session, link, received, except } => {
                 let Some(client) = self.clients.get_mut(&session).filter(|client| client.link == link) else {
                     return;
                 };
-                if received > client.received {
-                    client.received = received;
-                    self.ledger.record(now, Event::Received { session, through: received });
+                let has = (received, except);
+                if has != client.received {
+                    let (through, except) = has.clone();
+                    client.received = has;
+                    self.ledger.record(now, Event::Received { session, through, except });
                 }
                 self.heard(now, session);
             }
@@ -585,7 +588,7 @@ mod tests {
         for _ in 0..5 {
             tokio::time::advance(3 * LEASE).await;
             for member in &mut members {
-                write_frame(member, &Frame::Ping { received: 0 }).await.unwrap();
+                write_frame(member, &Frame::Ping { received: 0, except: BTreeSet::new() }).await.unwrap();
                 while let Ok(frame) = timeout(Duration::from_millis(1), read_frame(member, OPEN_LIMIT)).await
                 {
                     let Frame::Changed { view } = frame.unwrap() else { continue };
@@ -596,7 +599,9 @@ mod tests {
         // A member that is silent while the server runs is suspect nevertheless.
         let silent = timeout(2 * LEASE, async {
             loop {
-                write_frame(&mut members[0], &Frame::Ping { received: 0 }).await.unwrap();
+                write_frame(&mut members[0], &Frame::Ping { received: 0, except: BTreeSet::new() })
+                    .await
+                    .unwrap();
                 if let Frame::Changed { view } = read_frame(&mut members[0], OPEN_LIMIT).await.unwrap() {
                     return view.states[1];
                 }

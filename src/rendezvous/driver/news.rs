@@ -1,6 +1,6 @@
 //! What connections report to the hub, and what the hub sends over them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::sync::Arc;
 
@@ -18,11 +18,12 @@ pub(super) enum News {
         link: Link,
         outlet: Outlet,
     },
-    /// A sign of life; the client has the answers to its calls up to `received`.
+    /// A sign of life; the client has the answers to its calls up to `received`, except for some.
     Alive {
         session: SessionId,
         link: Link,
         received: u64,
+        except: BTreeSet<u64>,
     },
     /// The client sends something.
     Said {

@@ -1,7 +1,7 @@
 //! Calls and answers of each session. A client that has lost its connection asks again over another one: calls are not
 //! carried out twice, and an answer that it may not have received is sent again.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use crate::rendezvous::call::{Call, SessionId};
@@ -20,8 +20,8 @@ wire!(struct Answers { sessions });
 struct Session {
     /// Calls not answered yet.
     open: BTreeSet<u64>,
-    /// Answers that the client has not acknowledged yet.
-    given: BTreeMap<u64, Result<Reply, BootstrapError>>,
+    /// Answers that the client has not acknowledged yet, with their calls, in the order in which they were given.
+    given: VecDeque<(u64, Result<Reply, BootstrapError>)>,
     /// Its client is no member and has no connection: when it is given up.
     until: Option<Duration>,
 }
@@ -38,14 +38,15 @@ pub(super) enum Asked {
     },
 }
 
-/// Answers kept for one session; a client never has more calls waiting.
+/// Answers kept for one session, the last ones given. A client never has more calls waiting, and a connection carries
+/// answers in the order in which they are given.
 const MAX_GIVEN: usize = 512;
 
 impl Answers {
     pub(super) fn ask(&mut self, call: Call) -> Asked {
         let session = self.sessions.entry(call.session).or_default();
         session.until = None;
-        if let Some(answer) = session.given.get(&call.id) {
+        if let Some((_, answer)) = session.given.iter().find(|(id, _)| *id == call.id) {
             return Asked::Again { answer: Some(answer.clone()) };
         }
         if session.open.insert(call.id) { Asked::First } else { Asked::Again { answer: None } }
@@ -54,17 +55,18 @@ impl Answers {
     pub(super) fn give(&mut self, call: Call, answer: &Result<Reply, BootstrapError>) {
         let Some(session) = self.sessions.get_mut(&call.session) else { return };
         if session.open.remove(&call.id) {
-            session.given.insert(call.id, answer.clone());
+            session.given.push_back((call.id, answer.clone()));
         }
         if session.given.len() > MAX_GIVEN {
-            session.given.pop_first();
+            session.given.pop_front();
         }
     }
 
-    /// The client has the answers to all calls up to `through`.
-    pub(super) fn received(&mut self, session: SessionId, through: u64) {
+    /// The client has the answers to its calls up to `through`, except for some. Those that it has do not stay because it
+    /// still waits for an earlier one.
+    pub(super) fn received(&mut self, session: SessionId, through: u64, except: &BTreeSet<u64>) {
         if let Some(session) = self.sessions.get_mut(&session) {
-            session.given.retain(|id, _| *id > through);
+            session.given.retain(|(id, _)| *id > through || except.contains(id));
         }
     }
 
@@ -88,6 +90,12 @@ impl Answers {
 
     pub(super) fn next_deadline(&self) -> Option<Duration> {
         self.sessions.values().filter_map(|session| session.until).min()
+    }
+
+    /// How many answers are kept for a session.
+    #[cfg(test)]
+    pub(super) fn given(&self, session: SessionId) -> usize {
+        self.sessions[&session].given.len()
     }
 
     pub(super) fn forget(&mut self, session: SessionId) {

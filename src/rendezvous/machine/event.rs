@@ -1,5 +1,6 @@
 //! The inputs and outputs of the machine.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::mask::Mask;
@@ -18,12 +19,14 @@ pub enum Event {
         /// What is asked.
         request: Box<Request>,
     },
-    /// The client has received the answers to all its calls up to this one.
+    /// The client has received the answers to its calls up to this one, except for some.
     Received {
         /// Whose session.
         session: SessionId,
         /// The last of them.
         through: u64,
+        /// The calls that it still waits for.
+        except: BTreeSet<u64>,
     },
     /// A member that was silent gives signs of life again.
     Heard {
@@ -67,7 +70,7 @@ wire!(enum Event {
     4 => Closed { session, by_peer },
     5 => Ended { rank, pid },
     6 => Tick {},
-    7 => Received { session, through },
+    7 => Received { session, through, except },
     8 => Silent { session },
 });
 

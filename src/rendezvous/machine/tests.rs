@@ -11,7 +11,7 @@ mod run;
 mod sessions;
 mod thousand;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use self::run::{Run, join};

@@ -159,7 +159,8 @@ fn frame() -> impl Strategy<Value = Frame> {
         (any::<u64>(), reply()).prop_map(|(id, reply)| Frame::Answer { id, result: Ok(reply) }),
         (any::<u64>(), error()).prop_map(|(id, error)| Frame::Answer { id, result: Err(error) }),
         view().prop_map(|view| Frame::Changed { view: Arc::new(view) }),
-        any::<u64>().prop_map(|received| Frame::Ping { received }),
+        (any::<u64>(), proptest::collection::btree_set(any::<u64>(), 0..4))
+            .prop_map(|(received, except)| Frame::Ping { received, except }),
         any::<u64>().prop_map(|session| Frame::Open { session }),
         proptest::option::of(host()).prop_map(|host| Frame::Opened { host }),
         proptest::collection::vec(host(), 0..4).prop_map(|hosts| Frame::Servers { hosts }),
@@ -224,14 +225,14 @@ proptest! {
 #[test]
 fn the_header_says_what_is_wrong() {
     let bytes = encode(&Frame::Pong {}).unwrap();
-    assert_eq!(bytes, [b'E', b'P', b'W', b'R', 10, 0, 2, 0, 0, 0, 9, 0]);
+    assert_eq!(bytes, [b'E', b'P', b'W', b'R', 11, 0, 2, 0, 0, 0, 9, 0]);
     let with = |at: usize, byte: u8| {
         let mut changed = bytes.clone();
         changed[at] = byte;
         decode(&changed)
     };
     assert_eq!(with(0, b'X'), Err(WireError::Magic));
-    assert_eq!(with(4, 11), Err(WireError::Version { ours: PROTOCOL_VERSION, theirs: 11 }));
+    assert_eq!(with(4, 12), Err(WireError::Version { ours: PROTOCOL_VERSION, theirs: 12 }));
     assert_eq!(with(9, 255), Err(WireError::TooLong { bytes: 0xff00_0002, limit: MAX_PEER_BYTES }));
     assert_eq!(with(10, 99), Err(WireError::Invalid { what: "Frame" }));
     assert_eq!(decode(b""), Err(WireError::Truncated));

@@ -73,7 +73,11 @@ impl Chaos {
             2 => Event::Ended { rank: self.below(5) as u32, pid: 100 + self.below(5) as u32 },
             3 => Event::Silent { session },
             4..7 => Event::Heard { session },
-            7 => Event::Received { session, through: self.below(self.calls + 1) },
+            7 => {
+                let through = self.below(self.calls + 1);
+                let except = (0..through).filter(|_| self.random.below(4) == 0).collect();
+                Event::Received { session, through, except }
+            }
             8..13 => Event::Noticed { session, notice: self.notice(machine) },
             _ => {
                 self.calls += 1;
@@ -180,7 +184,7 @@ fn a_machine_that_is_restored_goes_on_as_if_nothing_had_been() {
 const STATES: &[&str] = &[
     "gathering: Some",
     "open: {",
-    "given: {",
+    "given: [",
     "joining: Some",
     "role: Standby",
     "life: Suspect",

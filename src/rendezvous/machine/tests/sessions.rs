@@ -60,7 +60,7 @@ fn a_call_is_carried_out_once_and_its_answer_kept_until_the_client_has_it() {
     let (former, answer) = again(&mut run);
     assert_eq!(former, Some(Ok(Reply::Sum { sum: 1 })));
     assert_eq!(answer, former);
-    run.event(Event::Received { session: 0, through: call.1 });
+    run.event(Event::Received { session: 0, through: call.1, except: BTreeSet::new() });
     let barrier = run.round(0, "x", Mask::all(2), RoundKind::Barrier {});
     let kind = RoundKind::Barrier {};
     let round = Round { tag: "x".to_owned(), ranks: Mask::all(2), deadline: 10 * SECOND, kind };
@@ -68,6 +68,44 @@ fn a_call_is_carried_out_once_and_its_answer_kept_until_the_client_has_it() {
     assert_eq!(run.answer(barrier), None, "asked again, it still waits");
     run.round(1, "x", Mask::all(2), RoundKind::Barrier {});
     assert_eq!(run.answer(barrier), Some(&Ok(Reply::Done {})));
+}
+
+#[test]
+fn answers_that_a_client_has_are_not_kept_though_it_waits_for_earlier_ones() {
+    let mut run = Run::formed(2);
+    let add = || Request::Add { key: "n".to_owned(), amount: 1 };
+    let get = |key: &str| Request::Get { keys: vec![key.to_owned()], deadline: 10 * SECOND };
+    let (waits, lost) = (run.ask(0, get("never")), run.ask(0, add()));
+    let calls: Vec<_> = (0..10).map(|_| run.ask(0, add())).collect();
+    assert_eq!(run.machine.answers.given(0), 12, "with that to its join");
+    let through = calls[9].1;
+    run.event(Event::Received { session: 0, through, except: [waits.1, lost.1].into() });
+    assert_eq!(run.machine.answers.given(0), 1);
+    assert_eq!(run.answers.remove(&lost), Some(Ok(Reply::Sum { sum: 1 })));
+    run.ask_as(lost, add());
+    run.ask_as(waits, get("never"));
+    assert_eq!((run.answer(lost), run.answer(waits)), (Some(&Ok(Reply::Sum { sum: 1 })), None));
+}
+
+/// The client has had the others for long, because answers arrive in the order in which they were given.
+#[test]
+fn an_answer_that_was_given_late_is_kept_longer_than_those_to_later_calls() {
+    let mut run = Run::formed(2);
+    let barrier = || Round {
+        tag: "x".to_owned(),
+        ranks: Mask::all(2),
+        deadline: 10 * SECOND,
+        kind: RoundKind::Barrier {},
+    };
+    let late = run.ask(0, Request::Round { round: barrier() });
+    for _ in 0..600 {
+        run.ask(0, Request::Add { key: "n".to_owned(), amount: 1 });
+    }
+    run.ask(1, Request::Round { round: barrier() });
+    assert_eq!(run.machine.answers.given(0), 512);
+    assert_eq!(run.answers.remove(&late), Some(Ok(Reply::Done {})));
+    run.ask_as(late, Request::Round { round: barrier() });
+    assert_eq!(run.answer(late), Some(&Ok(Reply::Done {})), "it is not another barrier");
 }
 
 /// A server that has taken over grants everybody a lease, but a client may take longer to notice that it must come back.
