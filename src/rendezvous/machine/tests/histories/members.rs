@@ -150,7 +150,8 @@ impl World {
                 assert_eq!(self.decisions.get(&decision.epoch), Some(&decision));
                 assert!(pace.begun() < decision.step, "it has begun {pace:?} under the membership before");
                 pace.applied(decision);
-                (member.lost, member.told, member.excused) = (Mask::EMPTY, Mask::EMPTY, Mask::EMPTY);
+                let removed = pace.removed();
+                (member.lost, member.told, member.excused) = (removed, removed, removed);
                 member.overtaken = false;
                 if member.admitted_in == 0 || !current.mask.contains(rank) {
                     member.admitted_in = decision.epoch;
