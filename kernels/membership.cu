@@ -61,6 +61,7 @@ __global__ void __launch_bounds__(EPW_GPU_MAX_RANKS) membership_kernel(const __g
         if (a.peers[peer] != nullptr) {
             a.peers[peer]->epoch_word = a.epoch_word;
             a.peers[peer]->active = a.active;
+            forget_waits(a.peers[peer]); // of blocks that ran only after their kernel had been closed
             a.states[peer]->excluded = {};
             a.states[peer]->report = 0; // none yet
         }

@@ -26,8 +26,8 @@ struct BlockMemory {
     uint32_t head, tile, lines, movers, tiles, bytes;
 
     static __host__ __device__ uint32_t wanted(uint32_t blocks, uint32_t most) {
-        const uint32_t share = kEnoughMovers / blocks;
-        return share > most ? most : share < kLeastMovers ? kLeastMovers : share;
+        const uint32_t share = kEnoughMovers / blocks, least = kLeastMovers < most ? kLeastMovers : most;
+        return share > most ? most : share < least ? least : share;
     }
 
     __host__ __device__ BlockMemory(const epw_prefill_layout &l, uint32_t kind, uint32_t blocks)

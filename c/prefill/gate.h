@@ -4,8 +4,9 @@
  * and the explorer tests/c/prefill_gate_model.c.
  *
  * The word says how many blocks have come besides the grid's first one, how many of all work, 0 until the
- * first to come has taken SMs for them (lane_sms.h), whether the grid's first block has come, and whether the
- * gate is closed: because too few got an SM for too long, until the next epoch. */
+ * first to come has taken SMs for them (lane_sms.h), whether the grid's first block has come, whether active
+ * ranks are absent from the operation by that block's view, which counts, and whether the gate is closed:
+ * because too few got an SM for too long, until the next epoch. */
 #ifndef EPW_PREFILL_GATE_H
 #define EPW_PREFILL_GATE_H
 
@@ -16,6 +17,7 @@
 
 #define EPW_GATE_BITS   12
 #define EPW_GATE_MASK   ((1u << EPW_GATE_BITS) - 1)
+#define EPW_GATE_ABSENT (1u << 29) /* the grid's first block says with FIRST that there are some */
 #define EPW_GATE_FIRST  (1u << 30) /* is set by the grid's first block; each other adds 1 */
 #define EPW_GATE_CLOSED (1u << 31)
 

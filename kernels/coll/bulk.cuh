@@ -235,6 +235,7 @@ __device__ __forceinline__ void send_by_bulk(Collective &c, Rings &r, BulkMemory
                 if (c.stopped) break;
                 if (!takes_part(c, peer)) continue;
             }
+            ptx::fence_global_before_bulk(); // the slot was granted by generic loads
             unsigned char *to = at(c, peer, slot_of(c, ring, c.rank, r.written[ring][peer]));
             pipe.add_piece(to, given_to(c, peer).at + j * c.args.pieces, bytes, peer, ++r.written[ring][peer]);
         }

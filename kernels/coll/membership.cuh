@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/coll/state.h"
-#include "kernels/peer/signal.cuh"
+#include "kernels/peer/wait.cuh"
 
 namespace epw {
 
@@ -21,6 +21,7 @@ __global__ void __launch_bounds__(EPW_GPU_PEERS) coll_begin_epoch_kernel(const _
         a.state->halted = a.state->notice[EPW_COLL_NOTICE_TAG] = 0;
         a.state->notice_told = 0;
         a.state->missing = {};
+        forget_waits(peers); // of blocks that ran only after their kernel had been closed
     }
     // A kernel that was closed without some of its blocks may not have counted them all.
     const uint64_t out = max(a.state->out_blocks, a.state->closed);

@@ -66,6 +66,8 @@ __device__ __forceinline__ void store_words(unsigned char *to, uint64_t bytes, W
 // Brings what the block's threads send first into the cache, while the operation is opened: a line for each thread, so as many
 // ranks' blocks as the block has warps.
 __device__ __forceinline__ void prefetch_first_words(const epw_coll_args &a) {
+    const bool root_sends = a.kind == EPW_BROADCAST || a.kind == EPW_SCATTER;
+    if (root_sends && a.rank != a.root) return; // `send` may be anything
     constexpr uint32_t kLine = 128;
     static_assert(kSmallThreads * sizeof(uint64_t) <= 32 * kLine, "a warp brings a word of each thread");
     const uint64_t all = epw_coll_send_bytes(a.kind, a.ranks, a.bytes);

@@ -312,8 +312,8 @@ __device__ __forceinline__ void answer_all(const Combine &a, Operation &o, Answe
     // passes that on to the peer, whose acquire of the word sees all of it. The words also say that this rank has read the peer's
     // slots.
     if (!last_to_send(o)) return;
-    if (o.posts) post_answers(a, o, s, a.in.mode == EPW_COMBINE_ORDERED, marked);
     if (threadIdx.x < EPW_GPU_MAX_RANKS) tell_answers(a, o, s, threadIdx.x, marked);
+    if (o.posts) post_answers(a, o, s, a.in.mode == EPW_COMBINE_ORDERED, marked); // may wait for room in a queue
 }
 
 } // namespace epw

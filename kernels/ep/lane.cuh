@@ -167,6 +167,8 @@ __device__ __forceinline__ bool is_closed(const Operation &o) {
 // the last block's effects after it. The last block finds in o.lost the peers that any block has given up so far. Called by the
 // whole block.
 constexpr uint64_t kGaveUp = 1ull << 48; // in epw_gpu_lane_state.sent_blocks
+// By this value blocks of a kernel tell one another how far they have come; all blocks have the same.
+__device__ __forceinline__ uint64_t mark_of(const Operation &o) { return (o.sent_before & (kGaveUp - 1)) + 1; }
 __device__ __noinline__ inline void take_lost(Operation &o) {
     o.lost = load_now(o.peers->gone);
     if (is_closed(o)) o.last = 0;

@@ -134,18 +134,20 @@ __device__ __forceinline__ void take_counts(const Dispatch &a, Operation &o, Rec
 }
 
 // Counts what has arrived from the thread's source.
-__device__ __noinline__ inline void count_received(const Dispatch &a, const Operation &o, const ReceiveShared &s,
-                                                   const uint32_t *table, bool again) {
-    const epw_layout &l = a.lane.layout;
+__device__ __noinline__ inline void count_received(const Dispatch &a, const Operation &o, const ReceiveShared &s, bool again) {
     const uint32_t source = threadIdx.x, rows = s.rows[source];
     epw_gpu_traffic &traffic = a.lane.state->traffic;
     add_once(o, traffic.rows_received[source], rows, 1, again);
     add_once(o, traffic.bytes_received[source], rows, epw_format_bytes(&a.format), again);
     if (source == 0) add_once(o, traffic.dispatches, 1, 1, again);
-    if (l.answers == 1) return;
+}
+
+// Notes how many answers the thread's source gets, for a combine that counts them, whether or not this dispatch is counted.
+__device__ __noinline__ inline void note_owed(const Dispatch &a, const uint32_t *table) {
+    const uint32_t source = threadIdx.x, local = a.lane.layout.local_experts;
     uint32_t owed = 0;
 #pragma unroll 1
-    for (uint32_t e = 0; e < l.local_experts; e++) owed += table[source * l.local_experts + e];
+    for (uint32_t e = 0; e < local; e++) owed += table[source * local + e];
     a.lane.state->owed[source] = owed;
 }
 
@@ -193,7 +195,8 @@ __device__ inline void write_counts(const Dispatch &a, const Operation &o, const
         a.lane.state->ends[threadIdx.x] = end;
         a.lane.state->received[threadIdx.x] = s.rows[threadIdx.x];
         if (a.out.source_counts) a.out.source_counts[threadIdx.x] = s.rows[threadIdx.x];
-        if (a.lane.counts) count_received(a, o, s, table, again);
+        if (a.lane.counts) count_received(a, o, s, again);
+        if (l.answers > 1) note_owed(a, table);
     }
 }
 

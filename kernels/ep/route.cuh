@@ -161,4 +161,10 @@ __device__ __forceinline__ void count_at_leisure(const Dispatch &a, Census censu
     }
 }
 
+// Counts a token that is in registers. Called by a whole warp.
+__device__ __forceinline__ void count_token(Census census, const Token &token) {
+    if (token.expert != kNobody) census.add_expert(token.expert);
+    if (token.leads) census.add_rank(token.rank, 1);
+}
+
 } // namespace epw

@@ -154,7 +154,7 @@ __device__ __forceinline__ bool await_counts(const Operation &o) {
     if (threadIdx.x < blockIdx.x) {
         const uint64_t *counted = &o.state->counted[threadIdx.x], began = ptx::global_timer_ns();
         do {
-            there = ptx::load_acquire_gpu(counted) == o.sent_before + 1;
+            there = ptx::load_acquire_gpu(counted) == mark_of(o);
         } while (!there && ptx::global_timer_ns() - began < kPatience);
     }
     return __syncthreads_or(!there) == 0;
@@ -288,7 +288,7 @@ struct Numbering {
         add_up_runs(reinterpret_cast<uint32_t *>(runs), a.runs, words, tells ? all + blockIdx.x * words : nullptr);
         __syncthreads();
         // Writer: this thread, for its block. Reader: thread blockIdx.x of the blocks after it, for theirs.
-        if (tells && threadIdx.x == 0) ptx::store_release_gpu(&o.state->counted[blockIdx.x], o.sent_before + 1);
+        if (tells && threadIdx.x == 0) ptx::store_release_gpu(&o.state->counted[blockIdx.x], mark_of(o));
         if (!alone) {
             if (await_counts(o)) {
                 add_up_blocks(a, census, all, words);
@@ -299,9 +299,10 @@ struct Numbering {
         }
         if (works) number_run(a, o, census, counters(a, runs), run, first);
         if (threadIdx.x == 0) o.state->taken[blockIdx.x] = taken;
+        ptx::fence_shared_before_bulk(); // rows lie in the runs' memory next
         __syncthreads();
         // Writer: this thread, for its block. Reader: whoever takes tokens of this block.
-        if (threadIdx.x == 0) ptx::store_release_gpu(&o.state->numbered[blockIdx.x], o.sent_before + 1);
+        if (threadIdx.x == 0) ptx::store_release_gpu(&o.state->numbered[blockIdx.x], mark_of(o));
     }
 
   private:

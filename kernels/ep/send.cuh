@@ -286,7 +286,7 @@ __device__ __forceinline__ void tell_counts(const Dispatch &a, const Operation &
         ptx::store_relaxed_gpu(&o.state->sent[threadIdx.x], word);
         // Reader: this rank's next combine. Ordered before what the peer writes there by the word that permits it to answer.
         *reinterpret_cast<uint64_t *>(a.lane.window + epw_progress_offset(&l, o.lane, threadIdx.x)) = 0;
-        if (a.lane.counts && l.answers > 1) {
+        if (l.answers > 1) {
             uint32_t due = 0;
 #pragma unroll 1
             for (uint32_t e = 0; e < l.local_experts; e++) due += census.experts[threadIdx.x * l.local_experts + e];
@@ -331,11 +331,11 @@ __device__ __forceinline__ void tell_rows(const Dispatch &a, Operation &o) {
     ptx::bulk_wait_all();
     if (!last_to_send(o)) return;
     const bool tells = threadIdx.x < EPW_GPU_MAX_RANKS && (has(o.mapped, threadIdx.x) & !has(o.lost, threadIdx.x));
-    if (o.posts) post_rows(a, o);
     if (threadIdx.x < o.ranks && !epw_word_matches(word, o.epoch, o.op)) {
         word = ptx::load_relaxed_gpu(&o.state->sent[threadIdx.x]);
     }
     if (tells) signal_mapped(o, threadIdx.x, EPW_WORD_DISPATCH, word);
+    if (o.posts) post_rows(a, o); // may wait for room in a queue
     if (a.lane.counts) count_sent(a, o, word);
 }
 
@@ -386,7 +386,8 @@ template <typename T, uint32_t Payload> __device__ __forceinline__ void Sender<T
     if (blockIdx.x == gridDim.x - 1) {
         if (blockIdx.x < a.in.tokens) { // else it has counted them while it waited
             __syncthreads();            // the last token's numbers have been read
-            count_at_leisure(a, census, job.t, a.in.tokens);
+            if (warp == 0) count_token(census, token);
+            count_at_leisure(a, census, job.t + 1, a.in.tokens);
             __syncthreads();
         }
         tell_counts(a, o, census);

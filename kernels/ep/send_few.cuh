@@ -58,6 +58,7 @@ template <typename T, uint32_t Payload> struct FewSender {
             return;
         }
         const Routed routed = number();
+        ptx::fence_shared_before_bulk(); // received rows lie in the memory of the names next
         if (s.awaits) {
             await_permission(o);
             __syncthreads(); // the set of reachable peers is known
@@ -70,8 +71,7 @@ template <typename T, uint32_t Payload> struct FewSender {
         }
         if (blockIdx.x == gridDim.x - 1) {
             __syncthreads(); // all numbers have been read
-            if (token.expert != kNobody) census.add_expert(token.expert);
-            if (token.leads) census.add_rank(token.rank, 1);
+            count_token(census, token);
             __syncthreads();
             tell_counts(a, o, census);
         }

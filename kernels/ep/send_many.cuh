@@ -41,7 +41,7 @@ __device__ __noinline__ inline uint32_t block_with_tokens(const Dispatch &a, con
     for (uint32_t first = 1; first < gridDim.x; first += 32) {
         const uint32_t after = first + threadIdx.x % 32;
         const uint32_t block = blockIdx.x + after < gridDim.x ? blockIdx.x + after : blockIdx.x + after - gridDim.x;
-        const bool has = after < gridDim.x && ptx::load_acquire_gpu(&o.state->numbered[block]) == o.sent_before + 1 &&
+        const bool has = after < gridDim.x && ptx::load_acquire_gpu(&o.state->numbered[block]) == mark_of(o) &&
                          ptx::load_relaxed_gpu(&o.state->taken[block]) < tokens_of_block(a, block).count();
         const uint32_t some = __ballot_sync(0xffffffffu, has);
         if (some != 0) return __shfl_sync(0xffffffffu, block, __ffs(some) - 1);

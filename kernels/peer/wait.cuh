@@ -74,6 +74,13 @@ __device__ __forceinline__ bool was_silent(const Peers &p, uint64_t spoke) {
     return epw_rule_silent(ptx::global_timer_ns() - spoke, p.group_deadline);
 }
 
+// Nobody waits any longer, and nothing is remembered of the waits. Called by one thread.
+__device__ __forceinline__ void forget_waits(epw_gpu_peers *peers) {
+    for (auto &wait : peers->waits) wait.began = wait.beacons = 0;
+    peers->recorded = peers->lengthened = 0;
+    peers->gone = {};
+}
+
 // Ends the operation's waits. If peers were told of a long wait, or have heard nothing from this rank for a while, posts a beacon
 // to tell them that it waits no longer. Called by one thread.
 __device__ __forceinline__ void end_waits(const Peers &p) {
@@ -85,9 +92,7 @@ __device__ __forceinline__ void end_waits(const Peers &p) {
         if (began != 0 && began < spoke) spoke = began;
     }
     if (beacons || (spoke != UINT64_MAX && was_silent(p, spoke))) post_beacon(p, EPW_BEACON_NONE);
-    for (auto &wait : shared->waits) wait.began = wait.beacons = 0;
-    shared->recorded = shared->lengthened = 0;
-    shared->gone = {};
+    forget_waits(shared);
 }
 
 struct Arrival {

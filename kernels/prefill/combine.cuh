@@ -272,6 +272,7 @@ template <typename T, bool Queues> struct AnswerMover {
         uint32_t row = number, column = 0;
         if (ordered) {
             const uint32_t entry = r.entries[size_t(peer) * a.call.lane.max_tokens * l.topk + number];
+            if (entry == kNone) return {made(peer, 0, kNone), 0};
             row = entry / l.topk;
             column = entry % l.topk;
         }
@@ -508,15 +509,20 @@ template <typename T, bool Queues> struct AnswerMover {
     }
 };
 
-// Ordered: numbers the entries of each source's rows for this rank, by which they are answered. Called by the whole grid; a
-// source is a block's.
+// Ordered: numbers the entries of each source's rows for this rank, by which they are answered. A source may have announced more
+// entries than its rows have: the others are nobody's. Called by the whole grid; a source is a block's.
 __device__ __noinline__ inline void number_entries(const epw_prefill_combine_args &a, Prefill &o) {
-    __shared__ uint32_t of_warps[most_threads(1) / 32 + 1];
+    __shared__ uint32_t of_warps[most_threads(1) / 32 + 1], announced;
     const epw_prefill_gpu_routing &r = a.call.routing;
     const uint32_t topk = o.layout().topk, warp = threadIdx.x / 32, laneid = threadIdx.x % 32, warps = blockDim.x / 32;
     for (uint32_t source = o.block; source < o.ranks; source += o.blocks) {
         const size_t first = size_t(source) * a.call.lane.max_tokens;
         uint32_t before = 0; // entries of the rows so far
+        if (threadIdx.x == 0) announced = 0;
+        __syncthreads();
+        for (uint32_t e = threadIdx.x; e < o.layout().local_experts; e += blockDim.x) {
+            atomicAdd(&announced, r.counts[size_t(source) * o.layout().local_experts + e]);
+        }
 #pragma unroll 1
         for (uint32_t at = 0; at < r.received[source]; at += blockDim.x) {
             const uint32_t row = at + threadIdx.x;
@@ -543,6 +549,9 @@ __device__ __noinline__ inline void number_entries(const epw_prefill_combine_arg
                     r.entries[first * topk + number++] = row * topk + j;
             }
         }
+        __syncthreads();
+        for (uint32_t n = before + threadIdx.x; n < announced; n += blockDim.x) r.entries[first * topk + n] = kNone;
+        __syncthreads();
     }
     meet(o);
 }

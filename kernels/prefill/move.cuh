@@ -430,6 +430,9 @@ template <typename T, bool Queues> struct RowMover {
             e.index = read_once(slot + sizeof(epw_row_head) + l.topk * sizeof(epw_entry) + j * 4);
             if (id >= 0 && id < local) e.expert = int32_t(id);
             if (e.expert >= 0) fits = e.index < r.counts[size_t(source) * local + uint32_t(e.expert)];
+            // Of a routing that is used again: the entries that have places are the same.
+            if (a.again && inside)
+                fits = fits && (e.expert >= 0) == (r.places[size_t(number) * l.topk + j] != EPW_PREFILL_ELSEWHERE);
         }
         // No expert twice. Experts of different rows are told apart by lanes, of which no row has those of another.
         const uint32_t same = __match_any_sync(0xffffffffu, e.expert >= 0 ? uint32_t(e.expert) : 0x80000000u | laneid);

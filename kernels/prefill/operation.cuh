@@ -130,7 +130,14 @@ __device__ __forceinline__ void pass_gate(epw_prefill_gpu_state *s, uint32_t blo
 // thread.
 __device__ __noinline__ inline bool enter(Prefill &o, const epw_prefill_gpu_lane &lane) {
     epw_prefill_gpu_state *s = o.state;
-    uint32_t now = blockIdx.x == 0 ? atomicOr(&s->gate, EPW_GATE_FIRST) : atomicAdd(&s->gate, 1u);
+    const bool absent = any(o.active - o.present);
+    if (blockIdx.x == 0 && absent) {
+        // Writer: this thread, through its atomic below. Reader: the other blocks, once the gate lets them pass.
+        s->present = o.present;
+        __threadfence();
+    }
+    uint32_t now =
+        blockIdx.x == 0 ? atomicOr(&s->gate, EPW_GATE_FIRST | (absent ? EPW_GATE_ABSENT : 0)) : atomicAdd(&s->gate, 1u);
     o.block = epw_gate_number(now, blockIdx.x == 0);
     if (now == 0) {
         const uint32_t sms = take_sms(lane);
@@ -146,7 +153,12 @@ __device__ __noinline__ inline bool enter(Prefill &o, const epw_prefill_gpu_lane
         if (o.blocks > 0) give_sms_back(lane);
         return false;
     }
-    if (o.block >= o.blocks) pass_gate(s, 1);
+    if (o.block >= o.blocks) {
+        pass_gate(s, 1);
+    } else if (blockIdx.x != 0) { // which may have seen other suspects
+        o.present = o.reachable = now & EPW_GATE_ABSENT ? load_now(s->present) : o.active;
+        o.mapped = o.present - o.queued;
+    }
     return true;
 }
 

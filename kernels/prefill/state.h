@@ -68,6 +68,7 @@ typedef struct epw_prefill_gpu_state {
 
     /* Of one kernel. */
     uint64_t met, out;       /* blocks that have come to meetings, and that are out */
+    epw_rank_set present;    /* who takes part, if not all active ranks do */
     uint32_t placed;         /* it is known where rows go */
     uint32_t groups;         /* then: scales of rows are grouped */
     uint32_t sums;           /* the next token whose sum nobody has taken up */

@@ -1,8 +1,9 @@
 /* Records of what goes wrong in prefill, as replays of graphs leave them, which have no outcome, and calls:
  * bad ids, rows without a place, a rank that has stopped; what the first half of a dispatch finds, of which
  * the outcome tells after the second one; combines that cannot be split; routings that are used again after
- * a source was missing; and rings whose counts wrap around. Each case is a process of its own; its ranks are
- * buffers of one thread. `--case NAME` runs one. Exit code 77, with the reason, if there is no GPU. */
+ * a source was missing, or another one by each rank; and rings whose counts wrap around. Each case is a
+ * process of its own; its ranks are buffers of one thread. `--case NAME` runs one. Exit code 77, with the
+ * reason, if there is no GPU. */
 #include "cases.h"
 #include "prefill_ranks.h"
 #include "ranks.h"
@@ -82,16 +83,21 @@ static void close_all(void) {
 
 /* ---- operations ---- */
 
-/* Each of the first `tokens` tokens goes to every rank, but entries from BAD on are bad, `bad` of them on
- * rank 0. */
-static void route(uint32_t tokens, uint32_t bad) {
+/* Each of the first `tokens` tokens goes to every rank, in its first entry to rank `first`, but entries from
+ * BAD on are bad, `bad` of them on rank 0. */
+static void route_from(uint32_t first, uint32_t tokens, uint32_t bad) {
     for (uint32_t r = 0; r < RANKS; r++) {
         int32_t ids[ENTRIES];
-        for (uint32_t i = 0; i < ENTRIES; i++) ids[i] = i < tokens * RANKS ? (int32_t)(i % RANKS) : -1;
+        for (uint32_t i = 0; i < ENTRIES; i++)
+            ids[i] = i < tokens * RANKS ? (int32_t)((i + first) % RANKS) : -1;
         for (uint32_t i = BAD; r == 0 && i < BAD + bad; i++) ids[i] = BAD_ID + (int32_t)i;
         REQUIRE_CUDA(cudaSetDevice(members[r].config.device));
         REQUIRE_CUDA(cudaMemcpy(members[r].ids, ids, sizeof ids, cudaMemcpyHostToDevice));
     }
+}
+
+static void route(uint32_t tokens, uint32_t bad) {
+    route_from(0, tokens, bad);
 }
 
 static epw_prefill_output output(const member *m, uint64_t capacity) {
@@ -537,6 +543,29 @@ static void again(uint32_t gpus) {
     close_all();
 }
 
+/* Two routings with the same tokens but other entries, of which each rank uses another one again. */
+static void mixed(uint32_t gpus) {
+    epw_routing *others[RANKS];
+    open_all(gpus);
+    for (uint32_t first = 0; first < RANKS; first++) {
+        route_from(first, TOKENS, 0);
+        for (uint32_t r = 0; r < RANKS; r++) {
+            if (first == 1) {
+                others[r] = members[r].routing;
+                REQUIRE_OK(epw_routing_create(members[r].prefill, &members[r].routing));
+            }
+            dispatch(&members[r], ROWS);
+        }
+        await_all("a routing");
+    }
+    epw_routing *second = members[0].routing;
+    members[0].routing = others[0];
+    refuse_each_other(EPW_ROUTE_AGAIN, false, EPW_CAUSE_FORMAT);
+    epw_routing_free(second);
+    epw_routing_free(others[1]);
+    close_all();
+}
+
 /* As if so many messages of the epoch had been written and read on every ring of the rank. */
 static void pass_messages(uint32_t rank, uint32_t epoch, uint64_t messages) {
     const epw_prefill *p = members[rank].prefill;
@@ -587,9 +616,9 @@ static void wraps(uint32_t gpus) {
     close_all();
 }
 
-static const gpu_case cases[] = {{"replays", replays, 1, 120}, {"many", many, 1, 60},
-                                 {"halves", halves, 1, 60},    {"split", split, 1, 60},
-                                 {"again", again, 1, 60},      {"wraps", wraps, 1, 60}};
+static const gpu_case cases[] = {
+    {"replays", replays, 1, 120}, {"many", many, 1, 60},   {"halves", halves, 1, 60}, {"split", split, 1, 60},
+    {"again", again, 1, 60},      {"mixed", mixed, 1, 60}, {"wraps", wraps, 1, 60}};
 
 int main(int argc, char **argv) {
     return cases_main("prefill_errors", cases, sizeof cases / sizeof cases[0], argc, argv);

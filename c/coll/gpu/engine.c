@@ -335,13 +335,17 @@ static epw_status begin_epoch(void *user, const epw_mask *active, uint64_t epoch
                                      .ranks = comm->layout.ranks,
                                      .epoch_word = epoch_word,
                                      .active = epw_ranks_of(active)};
-    epw_ranks_clear(&comm->peers.gpu->pinned->revoked); /* no kernel of the old epoch runs */
-    g->pinned->differing = (epw_coll_differing){0};
     int error = epw_coll_gpu_lend(comm, active);
     if (error == cudaSuccess) error = epw_coll_gpu_begin_epoch(&args, comm->peers.gpu->stream);
-    if (error != cudaSuccess) status = epw_fail_cuda(error, where, "launch of the membership kernel");
+    if (error != cudaSuccess) {
+        status = epw_fail_cuda(error, where, "launch of the membership kernel");
+        (void)epw_coll_gpu_lend(comm, &comm->peers.active); /* the old epoch goes on */
+    }
     epw_cuda_leave();
     if (status != EPW_OK) return status;
+    /* No kernel of the old epoch runs any more, and none of the new one does yet. */
+    epw_ranks_clear(&comm->peers.gpu->pinned->revoked);
+    g->pinned->differing = (epw_coll_differing){0};
     status = epw_peers_settle_epoch(&comm->peers, epoch_word, where);
     comm->own_word = status == EPW_OK ? epoch_word : 0;
     return status;
