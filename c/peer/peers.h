@@ -312,6 +312,10 @@ void epw_word_arrived(epw_peers *peers, uint32_t peer, uint64_t offset);
  * inbox. */
 uint64_t epw_word_from(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t word);
 
+/* Loads what says that the peer has gone, in the order of epw_look_at; the awaited word is 0. Drives no NIC:
+ * whoever finds something new looks again. */
+epw_sight epw_glance_at(const epw_peers *peers, uint32_t lane, uint32_t peer);
+
 /* Loads the peer's words in the order that epw_look asks for; `word` is the one that is awaited. */
 void epw_look_at(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t word, epw_look *out);
 

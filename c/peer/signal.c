@@ -69,12 +69,23 @@ uint64_t epw_word_from(const epw_peers *peers, uint32_t lane, uint32_t peer, uin
     return load(&(source){(uint64_t)(uintptr_t)epw_peers_from(peers, peer), peer}, lane, word);
 }
 
+static bool is_broken(const epw_peers *peers, uint32_t lane, uint32_t peer) {
+    return epw_is_queued(peers, peer) && epw_remote_is_broken(peers, lane, peer);
+}
+
+epw_sight epw_glance_at(const epw_peers *peers, uint32_t lane, uint32_t peer) {
+    epw_sight seen = {.broken = is_broken(peers, lane, peer)};
+    seen.dropped = epw_word_from(peers, lane, peer, EPW_WORD_DROPPED);
+    seen.epoch_word = epw_word_from(peers, lane, peer, EPW_WORD_EPOCH);
+    return seen;
+}
+
 void epw_look_at(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t word, epw_look *out) {
     source from = {(uint64_t)(uintptr_t)epw_peers_own(peers), peer};
-    bool queued = peers->routes[peer].path == EPW_PATH_QUEUE;
+    bool queued = epw_is_queued(peers, peer);
     /* Read before the words, so that what came before the end of the connection is seen. There are two
      * connections, and the end of one may be known before what the other one has brought is taken in. */
-    bool broken = queued && epw_remote_is_broken(peers, lane, peer);
+    bool broken = is_broken(peers, lane, peer);
     if (broken) epw_remotes_poll(peers);
     epw_look_by(load, &from, peers->lanes, lane, word, out);
     out->sight.broken = broken;

@@ -484,9 +484,9 @@ void epw_prefill_look(epw_awaited *self, bool sleeps, uint64_t now) {
         epw_awaited_busy(self);
         return;
     }
-    self->ns = is_running(lane) ? epw_prefill_rest_ns(p, lane, now) : 0;
+    self->ns = is_running(lane) ? epw_prefill_rest_ns(p, lane, self->since, now) : 0;
     self->ready = self->ns == 0;
-    self->young = epw_wait_is_young(&p->peers, lane->rested, now);
+    self->young = epw_wait_is_young(&p->peers, lane->advanced, now);
     epw_prefill_unlock(p, lane);
 }
 

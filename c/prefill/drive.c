@@ -166,10 +166,15 @@ static void look(epw_prefill *p, epw_prefill_lane *lane, uint32_t peer, bool pos
     if (cause != EPW_CAUSE_NONE && q->gone == EPW_CAUSE_NONE) q->gone = cause;
 }
 
+/* Which words of the peer a step looks at; if neither, nothing that it says is heeded. */
+static bool looks_for_messages(const epw_prefill_lane *lane, uint32_t peer) {
+    return lane->streams[lane->kind][peer].takes;
+}
+
 static void look_around(epw_prefill *p, epw_prefill_lane *lane, uint64_t now) {
     lane->held = false;
     FOR_OTHERS(peer, p, lane) {
-        if (lane->streams[lane->kind][peer].takes) look(p, lane, peer, true, now);
+        if (looks_for_messages(lane, peer)) look(p, lane, peer, true, now);
         if (awaits_room(p, lane, peer)) look(p, lane, peer, false, now);
     }
 }
@@ -326,6 +331,7 @@ static void tell_and_rest(epw_prefill *p, epw_prefill_lane *lane, uint64_t now) 
 void epw_prefill_begin_wait(epw_prefill *p, epw_prefill_lane *lane) {
     uint64_t now = epw_now_ns();
     lane->call++;
+    lane->advanced = now;
     lane->rested = 0; /* what the caller did since the last call is no wait */
     hear(p, lane, now);
     FOR_OTHERS(peer, p, lane) {
@@ -457,6 +463,7 @@ epw_status epw_prefill_step(epw_prefill *p, epw_prefill_lane *lane) {
         lane->moved |= moved;
         bool reached = is_reached(p, lane);
         now = epw_now_ns();
+        if (moved) lane->advanced = now;
         tell(p, lane, reached || !moved, now);
         if (reached) break;
         if (moved) {
@@ -595,29 +602,32 @@ epw_status epw_prefill_run(epw_prefill *p, epw_prefill_lane *lane, epw_outcome *
 /* Whether a step would find something new. */
 static bool has_news(epw_prefill *p, epw_prefill_lane *lane) {
     FOR_OTHERS(peer, p, lane) {
-        epw_prefill_peer *q = &lane->peers[peer];
+        const epw_prefill_peer *q = &lane->peers[peer];
         epw_row_ring ring = lane->streams[lane->kind][peer].ring;
+        bool room = awaits_room(p, lane, peer);
+        if (!room && !looks_for_messages(lane, peer)) continue;
         uint64_t posted = epw_word_from(&p->peers, lane->index, peer, posted_word(lane->kind));
         uint64_t taken = epw_word_from(&p->peers, lane->index, peer, taken_word(lane->kind));
         if (awaits_messages(lane, peer) &&
             epw_ring_hear_posted(&ring, p->layout.slots, posted, lane->own_word) != EPW_HEARD_NOTHING)
             return true;
-        if (awaits_room(p, lane, peer) &&
-            epw_ring_hear_taken(&ring, taken, lane->own_word) != EPW_HEARD_NOTHING)
-            return true;
-        uint64_t dropped = epw_word_from(&p->peers, lane->index, peer, EPW_WORD_DROPPED);
-        uint64_t epoch = epw_word_from(&p->peers, lane->index, peer, EPW_WORD_EPOCH);
-        if ((q->gone == EPW_CAUSE_NONE && epw_word_epoch(dropped) >= epoch_of(lane)) ||
-            (!q->begun && epoch == lane->own_word))
+        if (room && epw_ring_hear_taken(&ring, taken, lane->own_word) != EPW_HEARD_NOTHING) return true;
+        epw_sight seen = epw_glance_at(&p->peers, lane->index, peer);
+        if ((q->gone == EPW_CAUSE_NONE && epw_rule_gone(seen, lane->own_word) != EPW_CAUSE_NONE) ||
+            (!q->begun && seen.epoch_word == lane->own_word))
             return true;
     }
     return atomic_load_explicit(&lane->suspicions, memory_order_relaxed) !=
            atomic_load_explicit(&p->peers.suspicions, memory_order_seq_cst);
 }
 
-uint64_t epw_prefill_rest_ns(epw_prefill *p, epw_prefill_lane *lane, uint64_t now) {
-    if (lane->rested == 0 || now >= lane->look_again || has_news(p, lane)) return 0;
-    return least(lane->held ? HELD_SLICE_NS : SLICE_NS, lane->look_again - now);
+uint64_t epw_prefill_rest_ns(epw_prefill *p, epw_prefill_lane *lane, uint64_t polled, uint64_t now) {
+    if (lane->rested == 0 || now >= lane->look_again) return 0;
+    /* A word that may not be used yet is a reason to look again soon, but not again and again. */
+    bool young = epw_wait_is_young(&p->peers, lane->advanced, now);
+    uint64_t age = now - polled, held_ns = lane->held && !young ? HELD_SLICE_NS : 0;
+    if (age >= held_ns && has_news(p, lane)) return 0;
+    return least(age < held_ns ? held_ns - age : SLICE_NS, lane->look_again - now);
 }
 
 /* ---- membership ---- */

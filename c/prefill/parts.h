@@ -133,6 +133,7 @@ typedef struct epw_prefill_lane {
     uint64_t look_again; /* when the next step is due even if nobody rings */
     uint64_t rested;     /* since when nothing could be done; 0: something can */
     bool moved;          /* something has moved in the last step */
+    uint64_t advanced;   /* when a step last moved something, or the wait began */
 
     /* The current operation, or the one that has a half to come. */
     uint64_t call; /* number of the last call that was begun on the lane */
@@ -293,8 +294,9 @@ void epw_prefill_begin_wait(epw_prefill *p, epw_prefill_lane *lane);
 /* Steps the lane as far as possible: EPW_PENDING while it waits for peers. */
 epw_status epw_prefill_step(epw_prefill *p, epw_prefill_lane *lane);
 
-/* How long a thread that has found nothing new may sleep; 0: there is something new. */
-uint64_t epw_prefill_rest_ns(epw_prefill *p, epw_prefill_lane *lane, uint64_t now);
+/* How long a thread that has found nothing new may sleep; 0: there is something new. `polled`: when it last
+ * stepped the lane. */
+uint64_t epw_prefill_rest_ns(epw_prefill *p, epw_prefill_lane *lane, uint64_t polled, uint64_t now);
 
 /* The look of epw_awaited at a lane of a prefill buffer: call.c. */
 void epw_prefill_look(epw_awaited *self, bool sleeps, uint64_t now);
