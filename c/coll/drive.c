@@ -670,6 +670,7 @@ static bool has_news(epw_comm *comm) {
         if (!comm->mismatched && epw_word_epoch(word) == epoch_of(comm)) return true;
         if (has_messages(comm, p)) return true;
         if (!is_awaited(comm, p)) continue;
+        bool begun = true; /* as in epw_comm_has_begun */
         for (uint32_t c = 0; c < EPW_CHANNELS; c++) {
             uint32_t peer = epw_coll_rank(comm, p);
             const epw_ring *ring = &p->rings[c];
@@ -677,13 +678,12 @@ static bool has_news(epw_comm *comm) {
             uint64_t taken = epw_word_from(&comm->peers, c, peer, EPW_WORD_TAKEN);
             if (awaits_messages(comm, p, c) && says_more(comm, posted, ring->seen)) return true;
             if (awaits_taken(comm, p, c) && says_more(comm, taken, ring->taken)) return true;
-            epw_sight seen = {.dropped = epw_word_from(&comm->peers, c, peer, EPW_WORD_DROPPED),
-                              .epoch_word = epw_word_from(&comm->peers, c, peer, EPW_WORD_EPOCH)};
+            epw_sight seen = epw_glance_at(&comm->peers, c, peer);
             bool heeded = p->gone != EPW_CAUSE_NONE && has_ended(comm, p, c);
-            if ((!heeded && epw_rule_gone(seen, comm->own_word) != EPW_CAUSE_NONE) ||
-                (!p->begun && epw_ring_begun(seen, comm->own_word)))
-                return true;
+            if (!heeded && epw_rule_gone(seen, comm->own_word) != EPW_CAUSE_NONE) return true;
+            begun &= epw_ring_begun(seen, comm->own_word);
         }
+        if (begun && !p->begun) return true;
     }
     return comm->suspicions != atomic_load_explicit(&comm->peers.suspicions, memory_order_seq_cst);
 }

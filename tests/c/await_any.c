@@ -6,6 +6,7 @@
 #include "coll/parts.h"
 #include "ep/buffer.h"
 #include "peer/await.h"
+#include "peer/remote_part.h"
 
 #include <errno.h>
 #include <linux/filter.h>
@@ -226,6 +227,59 @@ static void what_is_locked_delays_nothing_else(void) {
     close_comms(&locked);
 }
 
+/* Over queues, the words of two channels may come at different times. */
+static void a_peer_that_has_begun_on_one_channel_is_no_news(void) {
+    epw_comm_config config = EPW_COMM_CONFIG_INIT;
+    config.deadline_ns = LONG_NS;
+    comms c = open_comms(2, config);
+    activate_comms(&c, 1);
+    epw_work works[2];
+    for (uint32_t r = 0; r < 2; r++) {
+        epw_call call = EPW_CALL_INIT;
+        call.work = &works[r];
+        CHECK_OK(epw_barrier(c.of[r], &call, NULL));
+        if (r > 0) continue;
+        epw_awaited a = {.look = epw_comm_look, .owner = c.of[0], .of = works[0]};
+        settle(c.of[0], works[0], &a);
+        c.of[0]->of[1].begun = false;
+        _Atomic uint64_t *word =
+            (void *)(epw_peers_own(&c.of[0]->peers) + epw_word_offset(1, EPW_CHANNEL_POINT, EPW_WORD_EPOCH));
+        uint64_t epoch = atomic_exchange(word, 0);
+        await_all(&a, 1, NULL, 20 * MS);
+        CHECK(!a.ready && !c.of[0]->of[1].begun);
+        atomic_store(word, epoch);
+        await_all(&a, 1, NULL, LONG_NS / 4);
+        CHECK(a.ready);
+    }
+    for (uint32_t r = 0; r < 2; r++) CHECK_OK(epw_work_wait(c.of[r], works[r], UINT64_MAX, NULL));
+    close_comms(&c);
+}
+
+/* The NIC tells when a queue carries nothing any more, and nobody rings. */
+static void a_queue_that_breaks_is_noticed(void) {
+    epw_comm_config config = EPW_COMM_CONFIG_INIT;
+    config.deadline_ns = LONG_NS;
+    comms c = open_comms(2, config);
+    activate_comms(&c, 1);
+    epw_work work;
+    epw_call call = EPW_CALL_INIT;
+    call.work = &work;
+    CHECK_OK(epw_barrier(c.of[0], &call, NULL));
+    epw_awaited a = {.look = epw_comm_look, .owner = c.of[0], .of = work};
+    settle(c.of[0], work, &a);
+    epw_end_break(&epw_way_to(&c.of[0]->peers, EPW_CHANNEL_COLLECTIVE, 1)->end);
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    epw_status status = EPW_PENDING;
+    for (uint64_t began = epw_now_ns(); status == EPW_PENDING && epw_now_ns() - began < LONG_NS / 4;) {
+        await_all(&a, 1, NULL, LONG_NS / 4);
+        CHECK_MSG(a.ready, "nothing wakes it");
+        status = epw_work_poll(c.of[0], work, &outcome);
+    }
+    CHECK_MSG(status == EPW_OK && outcome.missing.bits[0] == 2 && outcome.record.cause == EPW_CAUSE_LINK,
+              "%s, cause %u", epw_status_name(status), outcome.record.cause);
+    close_comms(&c);
+}
+
 typedef struct revoking {
     epw_buffer *buffer;
     uint64_t revoked;
@@ -304,5 +358,8 @@ int main(void) {
     it_returns_at_a_limit_and_looks_again_after_the_time_of_a_look();
     what_is_locked_delays_nothing_else();
     lanes_of_a_buffer();
+    a_peer_that_has_begun_on_one_channel_is_no_news();
+    setenv("EPW_TEST_PATH", "queue", 1);
+    a_queue_that_breaks_is_noticed();
     return check_result("await_any");
 }
