@@ -50,13 +50,14 @@ typedef struct epw_peers_user {
     void (*revoke)(void *user, const epw_mask *members);
 } epw_peers_user;
 
-/* The thread that answers probes of a window on a GPU. */
+/* Who answers probes: for a window on a GPU, a thread. */
 typedef struct epw_answerer {
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t wake;
-    epw_mask rung; /* who waits for an answer */
-    bool started, ending;
+    epw_mask rung;        /* who waits for an answer */
+    bool started, ending; /* the thread */
+    bool answering; /* without the thread: some other one, which also answers those who ring meanwhile */
 } epw_answerer;
 
 typedef struct epw_peers_gpu epw_peers_gpu;

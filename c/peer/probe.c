@@ -87,6 +87,16 @@ static void answer(epw_peers *peers, uint32_t source) {
     pthread_mutex_unlock(&peers->answer_lock);
 }
 
+/* Answers those who have rung so far. With the answerer's lock held, except while it answers. */
+static void answer_rung(epw_peers *peers) {
+    epw_answerer *a = &peers->answerer;
+    epw_mask rung = a->rung;
+    epw_mask_clear(&a->rung);
+    pthread_mutex_unlock(&a->lock);
+    EPW_MASK_FOR(source, &rung, peers->ranks) answer(peers, source);
+    pthread_mutex_lock(&a->lock);
+}
+
 static void *answerer_main(void *argument) {
     epw_thread_name("epw-answerer");
     epw_peers *peers = argument;
@@ -95,30 +105,29 @@ static void *answerer_main(void *argument) {
     while (!a->ending) {
         if (epw_mask_empty(&a->rung)) {
             pthread_cond_wait(&a->wake, &a->lock);
-            continue;
+        } else {
+            answer_rung(peers);
         }
-        epw_mask rung = a->rung;
-        epw_mask_clear(&a->rung);
-        pthread_mutex_unlock(&a->lock);
-        EPW_MASK_FOR(source, &rung, peers->ranks) answer(peers, source);
-        pthread_mutex_lock(&a->lock);
     }
     pthread_mutex_unlock(&a->lock);
     return NULL;
 }
 
-/* `source` has rung. */
+/* `source` has rung. One thread answers at a time, and the others leave theirs to it. So does that thread
+ * itself: by a queue, an answer may find that a connection has ended, and take in what has come before. */
 static void on_ring(void *context, uint32_t source) {
     epw_peers *peers = context;
     epw_answerer *a = &peers->answerer;
     if (source >= peers->ranks) return;
-    if (!a->started) {
-        answer(peers, source);
-        return;
-    }
     pthread_mutex_lock(&a->lock);
     epw_mask_add(&a->rung, source);
-    pthread_cond_signal(&a->wake);
+    if (a->started) {
+        pthread_cond_signal(&a->wake);
+    } else if (!a->answering) {
+        a->answering = true;
+        while (!epw_mask_empty(&a->rung)) answer_rung(peers); /* ends: each question is asked once */
+        a->answering = false;
+    }
     pthread_mutex_unlock(&a->lock);
 }
 

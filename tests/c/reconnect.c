@@ -11,6 +11,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <time.h>
+#include <unistd.h>
 
 enum { ROUNDS = 15 };
 
@@ -173,6 +174,39 @@ static void a_probe_of_a_peer_that_ends_fails_at_once(void) {
     destroy(&g);
 }
 
+/* ---- a question that arrives while another one is answered ---- */
+
+/* From now on the rank's NIC reads from none of its connections that it does not find to have ended. */
+static void watch_no_links(epw_fabric *fabric) {
+    epw_nic *nic = epw_fabric_nic(fabric);
+    AWAIT(freeze_links(nic, false) == 2);
+    epw_nic_lock(nic);
+    for (uint32_t i = 0; i < nic->link_count; i++)
+        if (nic->links[i] != NULL) epw_nic_freeze(nic->links[i]);
+    epw_nic_unlock(nic);
+}
+
+/* Rank 1 asks and then ends, which rank 0 notices when it answers, as it does if its fd server is rung: it
+ * takes in what rank 1 has sent, the question too. */
+static void answers_may_bring_questions(void) {
+    group g = make_group(2, 60000 * MS);
+    probe_both(&g);
+    watch_no_links(g.fabrics[0]);
+    epw_peers *peers = &g.of[0]->peers;
+    uint64_t asked = epw_word_from(peers, 0, 1, EPW_WORD_PROBE);
+    CHECK(epw_buffer_probe(g.of[1], 0, 50 * MS) == EPW_ERR_TIMEOUT);
+    CHECK(epw_word_from(peers, 0, 1, EPW_WORD_PROBE) == asked);
+    end_rank_1(&g);
+    alarm(30); /* a thread that waits for itself waits for ever */
+    for (int i = 0; i < 1000 && epw_word_from(peers, 0, 1, EPW_WORD_PROBE) == asked; i++) {
+        epw_peers_probe_asked(peers, 1);
+        nanosleep(&(struct timespec){0, MS}, NULL);
+    }
+    alarm(0);
+    CHECK(epw_word_from(peers, 0, 1, EPW_WORD_PROBE) == asked + 1 && !peers->answerer.answering);
+    destroy(&g);
+}
+
 /* There was no memory for all tables of the peers. */
 static void peers_without_offers_are_closed(void) {
     epw_peers peers = {.ranks = 2};
@@ -199,6 +233,7 @@ int main(void) {
         what_is_connected_is_not_used_up();
         a_probe_of_a_peer_that_has_ended_fails_at_once();
         a_probe_of_a_peer_that_ends_fails_at_once();
+        if (i == 1) answers_may_bring_questions();
     }
     return check_result("reconnect");
 }
