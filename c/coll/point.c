@@ -164,18 +164,19 @@ void epw_points_end(epw_comm *comm, epw_status status) {
     }
 }
 
-void epw_points_forget(epw_comm *comm) {
-    EPW_COMM_PEERS(p, comm) {
-        epw_point *point = p->point;
-        for (uint32_t i = 0; i < LISTS; i++)
-            while (list_of(point, i)->first != NULL) free(take_first(list_of(point, i)));
-        while (point->arrivals != NULL) {
-            arrival *a = point->arrivals;
-            point->arrivals = a->next;
-            free(a);
-        }
-        *point = (epw_point){0};
+static void forget(epw_point *point) {
+    for (uint32_t i = 0; i < LISTS; i++)
+        while (list_of(point, i)->first != NULL) free(take_first(list_of(point, i)));
+    while (point->arrivals != NULL) {
+        arrival *a = point->arrivals;
+        point->arrivals = a->next;
+        free(a);
     }
+    *point = (epw_point){0};
+}
+
+void epw_points_forget(epw_comm *comm) {
+    EPW_COMM_PEERS(p, comm) forget(p->point);
 }
 
 bool epw_points_make(epw_comm *comm) {
@@ -187,9 +188,11 @@ bool epw_points_make(epw_comm *comm) {
 }
 
 void epw_points_free(epw_comm *comm) {
-    EPW_COMM_PEERS(p, comm) if (p->point == NULL) return;
-    epw_points_forget(comm);
-    EPW_COMM_PEERS(p, comm) free(p->point);
+    EPW_COMM_PEERS(p, comm) {
+        if (p->point != NULL) forget(p->point);
+        free(p->point);
+        p->point = NULL;
+    }
 }
 
 void epw_points_drop(epw_comm *comm, const epw_job *job) {

@@ -771,7 +771,19 @@ static void what_waits_for_this_rank_itself_ends_in_its_own_time(void) {
     close_comms(&c);
 }
 
+/* There was no memory for all of them. */
+static void some_points_are_freed_too(void) {
+    epw_coll_peer peers[3] = {0};
+    epw_comm comm = {.of = peers, .layout = {.ranks = 3}};
+    CHECK(epw_points_make(&comm));
+    free(peers[1].point);
+    peers[1].point = NULL;
+    epw_points_free(&comm);
+    CHECK(peers[0].point == NULL && peers[2].point == NULL);
+}
+
 int main(void) {
+    some_points_are_freed_too();
     seeds s = seeds_of_test(CASES);
     for (uint64_t seed = s.first; seed < s.end; seed += s.step) one_case(seed);
     crossing_sends_of_groups_meet();
