@@ -3,6 +3,8 @@
 #include "base/log.h"
 #include "ep/buffer.h"
 #include "group.h"
+#include "nic/fabric.h"
+#include "nic/soft/parts.h"
 #include "prefill/parts.h"
 
 #include <errno.h>
@@ -46,7 +48,7 @@ static group open_group(uint32_t path) {
     return g;
 }
 
-static epw_handle send(epw_buffer *b, batch *made, uint32_t rank, int32_t lane) {
+static epw_handle send_made(epw_buffer *b, batch *made, uint32_t rank, int32_t lane) {
     epw_handle handle = 0;
     epw_dispatch_input in = make_batch(made, rank);
     in.lane = lane;
@@ -105,14 +107,14 @@ static void a_child_destroys_buffers_in_the_middle_of_operations(void) {
     for (int i = 0; i < 2; i++) {
         group g = open_group(paths[i]);
         activate(&g, 1);
-        CHECK_OK(epw_release(g.of[0], send(g.of[0], &other[0], 0, 1)));
+        CHECK_OK(epw_release(g.of[0], send_made(g.of[0], &other[0], 0, 1)));
         epw_handle handles[2];
-        for (uint32_t r = 0; r < 2; r++) handles[r] = send(g.of[r], &made[r], r, 0);
+        for (uint32_t r = 0; r < 2; r++) handles[r] = send_made(g.of[r], &made[r], r, 0);
         for (int round = 0; round < 5; round++) CHECK(in_child(destroy_all, &g) == 0);
         CHECK(g.of[0]->lanes[1].machine.paying);
         finish_exactly(&g, made, handles);
-        CHECK_OK(epw_release(g.of[1], send(g.of[1], &other[1], 1, 1)));
-        for (uint32_t r = 0; r < 2; r++) handles[r] = send(g.of[r], &made[r], r, 1);
+        CHECK_OK(epw_release(g.of[1], send_made(g.of[1], &other[1], 1, 1)));
+        for (uint32_t r = 0; r < 2; r++) handles[r] = send_made(g.of[r], &made[r], r, 1);
         finish_exactly(&g, made, handles);
         destroy(&g);
     }
@@ -153,7 +155,7 @@ static int work_on_its_own(void *context) {
     group g = open_group(EPW_PATH_SHM);
     activate(&g, 1);
     epw_handle handles[2];
-    for (uint32_t r = 0; r < 2; r++) handles[r] = send(g.of[r], &made[r], r, 0);
+    for (uint32_t r = 0; r < 2; r++) handles[r] = send_made(g.of[r], &made[r], r, 0);
     destroy(inherited);
     finish_exactly(&g, made, handles);
     destroy(&g);
@@ -204,19 +206,33 @@ static void a_child_of_a_busy_process_destroys_what_it_inherited(void) {
     destroy(&g);
 }
 
-/* An adapter reads images. If a child had them too, the parent's next write would copy a page, and the
- * adapter would go on reading the former one. */
-static int has_no_image(void *context) {
-    const group *g = context;
+static int is_not_there(void *memory) {
     int ends[2];
     if (pipe(ends) != 0) return 1;
-    return write(ends[1], g->of[0]->peers.image, 1) == 1 ? 2 : errno != EFAULT;
+    return write(ends[1], memory, 1) == 1 ? 2 : errno != EFAULT;
 }
 
-static void a_child_has_no_images(void) {
+/* The rings of a connection of the NIC. */
+static void *find_rings(epw_nic *nic) {
+    void *found = NULL;
+    epw_nic_lock(nic);
+    for (uint32_t i = 0; i < nic->link_count; i++)
+        if (nic->links[i] != NULL && nic->links[i]->rings.memory != NULL) found = nic->links[i]->rings.memory;
+    epw_nic_unlock(nic);
+    return found;
+}
+
+/* An adapter reads images. If a child had them too, the parent's next write would copy a page, and the
+ * adapter would go on reading the former one. Rings are shared with the NICs of peers. */
+static void a_child_has_neither_images_nor_rings(void) {
     setenv("EPW_TEST_PATH", "queue", 1);
+    setenv("EPW_TEST_WIRE", "local", 1);
+    unsetenv("EPW_TEST_NIC");
     group g = make_group(2, 60000 * MS);
-    CHECK(g.of[0]->peers.image != NULL && in_child(has_no_image, &g) == 0);
+    epw_nic *nic = epw_fabric_nic(g.fabrics[0]);
+    CHECK(g.of[0]->peers.image != NULL && in_child(is_not_there, g.of[0]->peers.image) == 0);
+    AWAIT(find_rings(nic) != NULL);
+    CHECK(find_rings(nic) != NULL && in_child(is_not_there, find_rings(nic)) == 0);
     destroy(&g);
     unsetenv("EPW_TEST_PATH");
 }
@@ -303,8 +319,8 @@ int main(void) {
     a_child_writes_to_none_of_its_parents_descriptors();
     a_child_makes_buffers_of_its_own();
     a_child_of_a_busy_process_destroys_what_it_inherited();
-    a_child_has_no_images();
     a_child_can_set_the_log_while_the_parent_does();
     a_child_frees_routings_of_operations_under_way();
+    a_child_has_neither_images_nor_rings();
     return check_result("forks");
 }

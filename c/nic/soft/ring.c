@@ -41,6 +41,13 @@ static int map(epw_rings *rings, int memory, uint32_t bytes, bool dialed) {
     rings->mapped = HEAD_BYTES + (uint64_t)bytes + EPW_RING_ANSWERS;
     void *at = mmap(NULL, rings->mapped, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
     if (at == MAP_FAILED) return errno;
+    /* The other end continues to use these pages, so a forked child must not keep them when this end has
+     * gone. */
+    if (madvise(at, rings->mapped, MADV_DONTFORK) != 0) {
+        int err = errno;
+        munmap(at, rings->mapped);
+        return err;
+    }
     epw_ring_cursors *cursors = at;
     unsigned char *data = (unsigned char *)at + HEAD_BYTES;
     epw_ring requests = {.cursors = cursors, .bytes = data, .size = bytes};
