@@ -7,12 +7,14 @@
 #include "ipc/fd_pass.h"
 #include "nic/soft.h"
 #include "nic/soft/frame.h"
+#include "nic/soft/parts.h"
 #include "nic/soft/ring.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <time.h>
@@ -350,7 +352,29 @@ static void sizes_are_checked(void) {
     epw_fabric_destroy(fabric);
 }
 
+/* A forked child may keep the socket of a connection open that has ended. Its end must not wake the NIC's
+ * thread, again and again. */
+static void a_socket_that_somebody_keeps_is_watched_no_more(void) {
+    int fds[2];
+    uint64_t link;
+    epw_nic *nic;
+    CHECK_OK(epw_nic_open(here, &nic));
+    CHECK(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds));
+    int kept = dup(fds[0]);
+    CHECK_OK(epw_nic_add_link(nic, fds[0], 1, here, &link));
+    close(fds[1]);
+    for (int i = 0; i < 5000 && epw_nic_link_alive(nic, link); i++)
+        nanosleep(&(struct timespec){0, MS}, NULL);
+    CHECK(!epw_nic_link_alive(nic, link));
+    struct epoll_event events[4];
+    int count = epoll_wait(nic->epoll, events, 4, 0);
+    for (int i = 0; i < count; i++) CHECK(events[i].data.u64 != link);
+    close(kept);
+    epw_nic_close(nic);
+}
+
 int main(void) {
+    a_socket_that_somebody_keeps_is_watched_no_more();
     a_sound_peer_is_answered();
     cursors_that_cannot_be_end_the_connection();
     garbage_ends_the_connection();

@@ -82,7 +82,8 @@ void epw_nic_drop_link(epw_nic *nic, epw_link *link) {
     }
     for (uint32_t i = 0; i < nic->pair_count; i++)
         if (nic->pairs[i] != NULL) epw_pair_lose(nic->pairs[i], link);
-    epw_link_free(link); /* its descriptor leaves the epoll set with it */
+    epw_nic_freeze(link); /* a forked child may keep the socket open, and so in the epoll set */
+    epw_link_free(link);
 }
 
 /* The connection has failed, and with it the pairs that send over it. What its peer had sent before is placed
