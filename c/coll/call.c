@@ -480,7 +480,7 @@ epw_status epw_all_reduce_norm(epw_comm *comm, const void *send, void *recv, uin
     c.type = type;
     c.send = send;
     c.recv = recv;
-    c.count = norm->rows * norm->hidden;
+    if (norm->size == sizeof *norm) c.count = norm->rows * norm->hidden; /* else it is refused, unread */
     c.norm = norm;
     return epw_group(comm, &c, 1, call, outcome);
 }

@@ -4,6 +4,8 @@
 
 #include <math.h>
 #include <stdbool.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 enum { RANKS = 3, ROWS = 5, MOST = ROWS * 16384 };
 
@@ -199,6 +201,19 @@ static void bad_norms_are_refused(test *t) {
 #undef REFUSED_NORM
 }
 
+/* A norm of another version may end before `rows`: its size is looked at first. */
+static void a_short_norm_is_not_read(test *t) {
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    unsigned char *pages = mmap(NULL, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(pages != MAP_FAILED && mprotect(pages + page, page, PROT_NONE) == 0);
+    epw_norm *norm = (void *)(pages + page - 8);
+    *(uint32_t *)(void *)norm = 8;
+    CHECK(epw_all_reduce_norm(t->c.of[0], t->of[0].send, t->of[0].recv, EPW_TYPE_BF16, norm, NULL, NULL) ==
+          EPW_ERR_INVALID);
+    CHECK_MSG(strstr(epw_last_error(), "norm.size is 8") != NULL, "%s", epw_last_error());
+    munmap(pages, 2 * page);
+}
+
 int main(void) {
     static const uint32_t widths[] = {8, 128, 2056, 3072, 16384};
     test t = {.weight = memory(16384 * 2)};
@@ -230,6 +245,7 @@ int main(void) {
     t.residual = true;
     t.in_place = t.without_sum = false;
     bad_norms_are_refused(&t);
+    a_short_norm_is_not_read(&t);
     run(&t); /* a refused call has no effect */
     close_comms(&t.c);
     for (uint32_t r = 0; r < RANKS; r++) {
