@@ -7,6 +7,21 @@
 
 #include <stdlib.h>
 
+/* Waits for a turn to probe use the clock of base/clock.h. */
+static void make_locks(epw_peers *peers) {
+    pthread_condattr_t clock;
+    pthread_condattr_init(&clock);
+    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+    pthread_mutex_init(&peers->lock, NULL);
+    pthread_mutex_init(&peers->probe_lock, NULL);
+    pthread_cond_init(&peers->probe_ended, &clock);
+    pthread_mutex_init(&peers->ask_lock, NULL);
+    pthread_mutex_init(&peers->answer_lock, NULL);
+    pthread_mutex_init(&peers->answerer.lock, NULL);
+    pthread_cond_init(&peers->answerer.wake, NULL);
+    pthread_condattr_destroy(&clock);
+}
+
 epw_status epw_peers_create(epw_peers *peers, const epw_peers_options *options) {
     uint32_t ranks = options->window.ranks, rank = options->window.rank;
     peers->rank = rank;
@@ -20,12 +35,7 @@ epw_status epw_peers_create(epw_peers *peers, const epw_peers_options *options) 
     epw_fabric_hold(peers->fabric);
     peers->depth = options->depth;
     peers->deadline_ns = options->deadline_ns;
-    pthread_mutex_init(&peers->lock, NULL);
-    pthread_mutex_init(&peers->probe_lock, NULL);
-    pthread_mutex_init(&peers->ask_lock, NULL);
-    pthread_mutex_init(&peers->answer_lock, NULL);
-    pthread_mutex_init(&peers->answerer.lock, NULL);
-    pthread_cond_init(&peers->answerer.wake, NULL);
+    make_locks(peers);
     peers->imports = calloc(ranks, sizeof peers->imports[0]);
     peers->routes = calloc(ranks, sizeof peers->routes[0]);
     peers->remotes = calloc(ranks, sizeof peers->remotes[0]);
@@ -64,6 +74,7 @@ void epw_peers_destroy(epw_peers *peers) {
     pthread_mutex_destroy(&peers->answerer.lock);
     pthread_mutex_destroy(&peers->answer_lock);
     pthread_mutex_destroy(&peers->ask_lock);
+    pthread_cond_destroy(&peers->probe_ended);
     pthread_mutex_destroy(&peers->probe_lock);
     pthread_mutex_destroy(&peers->lock);
 }

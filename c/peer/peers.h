@@ -96,10 +96,13 @@ typedef struct epw_peers {
     uint64_t spin_ns;  /* how long a waiter spins before it yields */
     uint64_t yield_ns; /* and yields before it sleeps */
 
-    /* The probe: one question at a time. Asking and answering delay changes of routes. There are two locks,
-     * so that two ranks of a process that ask each other do not wait for each other. */
+    /* The probe: one question to a peer at a time, and on a GPU, whose copies have one event, one question
+     * at all. Asking and answering delay changes of routes. There are two locks, so that two ranks of a
+     * process that ask each other do not wait for each other. */
     pthread_mutex_t probe_lock, ask_lock, answer_lock;
-    bool answers; /* changed with answer_lock held: once it is false, no answer uses a route */
+    pthread_cond_t probe_ended;
+    epw_mask probed; /* by threads that wait for an answer */
+    bool answers;    /* changed with answer_lock held: once it is false, no answer uses a route */
     uint64_t questions;
     epw_answerer answerer;
 
@@ -363,8 +366,9 @@ void epw_bell_toll(const epw_peers *peers);
 
 /* Finds out whether the path to the peer works: sends its process a word over that path, beside all
  * operations, and waits for the answer. For this rank itself: whether a word written to its device is read
- * back. EPW_ERR_TIMEOUT: no answer within timeout_ns. EPW_ERR_PEER: its process has ended. EPW_ERR_STATE: not
- * connected, or another thread asks meanwhile. Any thread. */
+ * back. EPW_ERR_TIMEOUT: no answer within timeout_ns, in which it also waits for probes of the peer by other
+ * threads, and on a GPU for all of theirs. EPW_ERR_PEER: its process has ended. EPW_ERR_STATE: not connected.
+ * Any thread. */
 epw_status epw_peers_probe(epw_peers *peers, uint32_t peer, uint64_t timeout_ns);
 
 /* A question has arrived by a queue: the thread that received it answers it. */

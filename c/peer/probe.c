@@ -290,21 +290,54 @@ static epw_status ask(epw_peers *peers, uint64_t number, epw_where where) {
     return status;
 }
 
+/* Whether another thread's probe must end first. */
+static bool must_wait(const epw_peers *peers, uint32_t peer) {
+    return peers->gpu != NULL ? !epw_mask_empty(&peers->probed) : epw_mask_has(&peers->probed, peer);
+}
+
+/* Waits for this probe's turn, and deducts what that takes from the time. Returns the question's number; 0:
+ * the time is over. */
+static uint64_t take_turn(epw_peers *peers, uint32_t peer, uint64_t *timeout_ns) {
+    uint64_t began = epw_now_ns(), waited = 0, number = 0;
+    uint64_t until = *timeout_ns < UINT64_MAX / 2 - began ? began + *timeout_ns : UINT64_MAX / 2;
+    struct timespec at = {(time_t)(until / 1000000000u), (long)(until % 1000000000u)};
+    int err = 0;
+    pthread_mutex_lock(&peers->probe_lock);
+    while (must_wait(peers, peer) && err == 0) {
+        err = pthread_cond_timedwait(&peers->probe_ended, &peers->probe_lock, &at);
+        waited = epw_now_ns() - began;
+    }
+    if (!must_wait(peers, peer)) {
+        epw_mask_add(&peers->probed, peer);
+        number = ++peers->questions;
+    }
+    pthread_mutex_unlock(&peers->probe_lock);
+    *timeout_ns -= waited < *timeout_ns ? waited : *timeout_ns;
+    return number;
+}
+
+static void end_turn(epw_peers *peers, uint32_t peer) {
+    pthread_mutex_lock(&peers->probe_lock);
+    epw_mask_drop(&peers->probed, peer);
+    pthread_cond_broadcast(&peers->probe_ended);
+    pthread_mutex_unlock(&peers->probe_lock);
+}
+
 epw_status epw_peers_probe(epw_peers *peers, uint32_t peer, uint64_t timeout_ns) {
     epw_status status = epw_peers_check(peers, "probe", peer);
     if (status != EPW_OK) return status;
     epw_where where = epw_peers_where(peers, "probe", peer);
-    if (pthread_mutex_trylock(&peers->probe_lock) != 0) {
-        return epw_fail(EPW_ERR_STATE, where,
-                        "another thread is probing a path of this rank: try again once that has ended");
-    }
-    uint64_t number = ++peers->questions;
+    uint64_t left_ns = timeout_ns, number = take_turn(peers, peer, &left_ns);
+    if (number == 0)
+        return epw_fail(EPW_ERR_TIMEOUT, where,
+                        "probes by other threads have not ended within %llu ms: allow it more time",
+                        (unsigned long long)(timeout_ns / 1000000u));
     if (peer == peers->rank) {
-        status = probe_own(peers, number, timeout_ns, where);
+        status = probe_own(peers, number, left_ns, where);
     } else {
         status = ask(peers, number, where);
-        if (status == EPW_OK) status = await_answer(peers, number, timeout_ns, where);
+        if (status == EPW_OK) status = await_answer(peers, number, left_ns, where);
     }
-    pthread_mutex_unlock(&peers->probe_lock);
+    end_turn(peers, peer);
     return status;
 }

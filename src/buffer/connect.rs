@@ -96,10 +96,11 @@ impl EpBuffer {
     }
 
     /// Checks that the path to `peer` carries words in both directions and that its process is alive: asks the peer's
-    /// library, independently of all operations, and waits for the answer. Never blocks the executor.
+    /// library, independently of all operations, and waits for the answer. Probes of one peer take turns, and on a GPU
+    /// those of all peers; so does one whose future was dropped, until its own `timeout`. Never blocks the executor.
     ///
     /// # Errors
-    /// [`Error::Timeout`](crate::Error::Timeout) if no answer comes within `timeout`,
+    /// [`Error::Timeout`](crate::Error::Timeout) if no answer comes within `timeout`, which includes the wait for a turn,
     /// [`Error::Peer`](crate::Error::Peer) if the peer's process has ended, or the queue to it is broken, for instance
     /// because it has disconnected this rank, [`Error::State`](crate::Error::State) if it is not connected.
     pub async fn probe(&self, peer: u32, timeout: std::time::Duration) -> Result<()> {

@@ -855,12 +855,13 @@ unsafe extern "C" {
 unsafe extern "C" {
     /** Finds out whether the path to `peer` works: sends its process a word in the way in which rows travel,
  beside all operations, and waits for the answer, which the library there gives even if its program makes no
- call. Any thread. EPW_ERR_TIMEOUT: no answer within timeout_ns plus, on GPUs, the time of a few copies of 8
- bytes. EPW_ERR_PEER: the peer's process has ended, or the queue to it is broken, for instance because it
- has disconnected this rank. EPW_ERR_STATE: not connected, or another thread probes a path of this buffer.
- If `peer` is this rank itself, its own device is probed: a word is written into its window and read back,
- on the host by this process, on GPUs by copies on a stream of the library's own. EPW_ERR_SYSTEM: this
- fails; EPW_ERR_TIMEOUT: it takes longer than timeout_ns.*/
+ call. Any thread; a probe first waits for those of the peer by other threads, on a GPU for all of theirs.
+ EPW_ERR_TIMEOUT: no answer within timeout_ns, in all, plus, on GPUs, the time of a few copies of 8 bytes.
+ EPW_ERR_PEER: the peer's process has ended, or the queue to it is broken, for instance because it has
+ disconnected this rank. EPW_ERR_STATE: not connected. If `peer` is this rank itself, its own device is
+ probed: a word is written into its window and read back, on the host by this process, on GPUs by copies on
+ a stream of the library's own. EPW_ERR_SYSTEM: this fails; EPW_ERR_TIMEOUT: it takes longer than
+ timeout_ns.*/
     pub fn epw_buffer_probe(
         buffer: *mut epw_buffer,
         peer: u32,

@@ -271,6 +271,61 @@ static void a_rank_probes_its_own_device(void) {
     destroy(&g);
 }
 
+typedef struct prober {
+    epw_buffer *of;
+    uint32_t peer, times;
+    uint64_t timeout_ns;
+    epw_status status; /* of the last */
+} prober;
+
+static void *probe(void *argument) {
+    prober *p = argument;
+    for (uint32_t i = 0; i < p->times; i++) p->status = epw_buffer_probe(p->of, p->peer, p->timeout_ns);
+    return NULL;
+}
+
+static bool is_probing(const group *g, uint32_t rank, uint32_t peer) {
+    epw_peers *peers = &g->of[rank]->peers;
+    pthread_mutex_lock(&peers->probe_lock);
+    bool probing = epw_mask_has(&peers->probed, peer);
+    pthread_mutex_unlock(&peers->probe_lock);
+    return probing;
+}
+
+/* Rank 1 answers no probe until the end of the first, for which others wait, each within its own time. */
+static void probes_of_a_peer_take_turns(void) {
+    enum { FIRST_MS = 1000, SHORT_MS = 50, LONG_MS = 20000, TIMES = 50, THREADS = 6 };
+    group g = make_group(3, GROUP_MS * MS);
+    epw_peers_close_probe(&g.of[1]->peers);
+    prober first = {.of = g.of[0], .peer = 1, .times = 1, .timeout_ns = longer * FIRST_MS * MS};
+    pthread_t thread, threads[THREADS];
+    CHECK(pthread_create(&thread, NULL, probe, &first) == 0);
+    while (!is_probing(&g, 0, 1)) nanosleep(&(struct timespec){0, MS}, NULL);
+    uint64_t began = epw_now_ns();
+    REFUSED(epw_buffer_probe(g.of[0], 1, SHORT_MS * MS), EPW_ERR_TIMEOUT, "probe", 0, 1,
+            "probes by other threads have not ended within 50 ms");
+    CHECK(epw_now_ns() - began >= SHORT_MS * MS);
+    CHECK_OK(epw_buffer_probe(g.of[0], 2, LONG_MS * MS)); /* another peer's */
+    CHECK_OK(epw_buffer_probe(g.of[0], 0, LONG_MS * MS));
+    CHECK_MSG(is_probing(&g, 0, 1), "they have waited for the first");
+    CHECK_OK(epw_peers_open_probe(&g.of[1]->peers));
+    CHECK_OK(epw_buffer_probe(g.of[0], 1, LONG_MS * MS));
+    pthread_join(thread, NULL);
+    CHECK_MSG(first.status == EPW_ERR_TIMEOUT, "%s", epw_status_name(first.status));
+
+    prober many[THREADS];
+    for (uint32_t i = 0; i < THREADS; i++) {
+        many[i] = (prober){.of = g.of[0], .peer = i % 3, .times = TIMES, .timeout_ns = LONG_MS * MS};
+        CHECK(pthread_create(&threads[i], NULL, probe, &many[i]) == 0);
+    }
+    for (uint32_t i = 0; i < THREADS; i++) {
+        pthread_join(threads[i], NULL);
+        CHECK_OK(many[i].status);
+    }
+    CHECK(epw_mask_empty(&g.of[0]->peers.probed));
+    destroy(&g);
+}
+
 int main(void) {
     KEEP_TIME(a_long_deadline_of_a_released_operation_holds_up_nothing());
     KEEP_TIME(a_debt_keeps_the_long_deadline_of_its_operation());
@@ -282,6 +337,7 @@ int main(void) {
     a_handle_of_another_buffer_is_refused();
     operations_go_on_over_the_wrap_of_their_number();
     a_probe_is_answered_while_no_call_is_made();
+    probes_of_a_peer_take_turns();
     if (words_are_watched()) { /* the page may fail between the thread's two looks; watched_words.c covers
                                   that */
         printf("NOT CHECKED: a rank's own window that is gone, because a thread looks at words in it\n");
