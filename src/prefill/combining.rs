@@ -5,6 +5,7 @@ use super::combine::PrefillCombine;
 use super::operation::{begin, finish, run};
 use super::output::PrefillCombineOutput;
 use super::routing::Routing;
+use crate::buffer::{Consuming, Refused};
 use crate::error::Result;
 use crate::outcome::{Outcome, Reader};
 use crate::sys;
@@ -126,7 +127,7 @@ impl PrefillCombining<'_> {
     /// # Errors
     ///
     /// As for `receive_blocking`.
-    pub async fn receive(mut self, mut output: PrefillCombineOutput<'_>) -> Result<Outcome> {
+    pub async fn receive(self, mut output: PrefillCombineOutput<'_>) -> Consuming<Outcome, Self> {
         let shape = self.routing.shape;
         let (routing, inner) = (&mut self.routing.ffi, &*self.inner.inner);
         let begun = begin(inner, "combine_receive", |outcome| {
@@ -136,25 +137,33 @@ impl PrefillCombining<'_> {
             unsafe { routing.collect(&to, Some(outcome)) }
         });
         // SAFETY: as above.
-        let outcome = unsafe { finish(inner, Reader::Program, routing, begun) }.await?;
-        self.collected = true;
-        Ok(outcome)
+        let ended = unsafe { finish(inner, Reader::Program, routing, begun) }.await;
+        self.end(ended)
     }
 
     /// The receiving half, on this thread.
     ///
     /// # Errors
-    /// [`Error::Invalid`](crate::Error::Invalid) for outputs that do not fit: the combine is given up.
-    pub fn receive_blocking(mut self, mut output: PrefillCombineOutput<'_>) -> Result<Outcome> {
+    /// [`Error::Invalid`](crate::Error::Invalid) for outputs that do not fit: call it again, or drop what is returned.
+    pub fn receive_blocking(self, mut output: PrefillCombineOutput<'_>) -> Consuming<Outcome, Self> {
         let shape = self.routing.shape;
         let (routing, inner) = (&mut self.routing.ffi, &*self.inner.inner);
-        let outcome = run(inner, "combine_receive", Reader::Program, |outcome| {
+        let ended = run(inner, "combine_receive", Reader::Program, |outcome| {
             let to = output.as_c(inner, (shape.tokens, shape.topk, self.width), &())?;
             // SAFETY: all sizes have been checked, and the borrows outlive the call, which ends the operation.
             unsafe { routing.collect(&to, Some(outcome)) }
-        })?;
-        self.collected = true;
-        Ok(outcome)
+        });
+        self.end(ended)
+    }
+
+    fn end(mut self, ended: Result<Outcome>) -> Consuming<Outcome, Self> {
+        match ended {
+            Ok(outcome) => {
+                self.collected = true;
+                Ok(outcome)
+            }
+            Err(error) => Err(Refused::new(self)(error)),
+        }
     }
 }
 

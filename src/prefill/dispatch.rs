@@ -6,7 +6,7 @@ use super::buffer::PrefillBuffer;
 use super::operation::{begin, finish, run};
 use super::output::{PrefillLayout, PrefillOutput};
 use super::routing::{Received, Routing};
-use crate::buffer::{Dispatch, Request};
+use crate::buffer::{Consuming, Dispatch, Refused, Request};
 use crate::config::Payload;
 use crate::error::Result;
 use crate::outcome::{Outcome, Reader};
@@ -361,10 +361,9 @@ impl PrefillDispatching<'_> {
     /// # Errors
     ///
     /// As for `receive_blocking`.
-    pub async fn receive(self, output: PrefillOutput<'_>) -> Result<(Routing, Outcome)> {
-        let Self { mut routing, half, .. } = self;
-        let outcome = half.receive(&mut routing, output).await?;
-        Ok((routing, outcome))
+    pub async fn receive(mut self, output: PrefillOutput<'_>) -> Consuming<(Routing, Outcome), Self> {
+        let ended = self.half.receive(&mut self.routing, output).await;
+        self.end(ended)
     }
 
     /// The receiving half, on this thread. It must be called within one deadline of the first half.
@@ -372,11 +371,17 @@ impl PrefillDispatching<'_> {
     /// # Errors
     ///
     /// [`Error::Invalid`](crate::Error::Invalid) and [`Error::Limit`](crate::Error::Limit) for outputs that do not fit:
-    /// the dispatch is given up.
-    pub fn receive_blocking(self, output: PrefillOutput<'_>) -> Result<(Routing, Outcome)> {
-        let Self { mut routing, half, .. } = self;
-        let outcome = half.receive_blocking(&mut routing, output)?;
-        Ok((routing, outcome))
+    /// call it again, or drop what is returned.
+    pub fn receive_blocking(mut self, output: PrefillOutput<'_>) -> Consuming<(Routing, Outcome), Self> {
+        let ended = self.half.receive_blocking(&mut self.routing, output);
+        self.end(ended)
+    }
+
+    fn end(self, ended: Result<Outcome>) -> Consuming<(Routing, Outcome), Self> {
+        match ended {
+            Ok(outcome) => Ok((self.routing, outcome)),
+            Err(error) => Err(Refused::new(self)(error)),
+        }
     }
 }
 
@@ -397,17 +402,25 @@ impl PrefillDispatchingInto<'_> {
     }
 
     /// As [`PrefillDispatching::receive`].
-    pub async fn receive(mut self, output: PrefillOutput<'_>) -> Result<Outcome> {
-        let outcome = self.half.receive(self.routing, output).await?;
-        self.received = true;
-        Ok(outcome)
+    pub async fn receive(self, output: PrefillOutput<'_>) -> Consuming<Outcome, Self> {
+        let ended = self.half.receive(self.routing, output).await;
+        self.end(ended)
     }
 
     /// As [`PrefillDispatching::receive_blocking`].
-    pub fn receive_blocking(mut self, output: PrefillOutput<'_>) -> Result<Outcome> {
-        let outcome = self.half.receive_blocking(self.routing, output)?;
-        self.received = true;
-        Ok(outcome)
+    pub fn receive_blocking(self, output: PrefillOutput<'_>) -> Consuming<Outcome, Self> {
+        let ended = self.half.receive_blocking(self.routing, output);
+        self.end(ended)
+    }
+
+    fn end(mut self, ended: Result<Outcome>) -> Consuming<Outcome, Self> {
+        match ended {
+            Ok(outcome) => {
+                self.received = true;
+                Ok(outcome)
+            }
+            Err(error) => Err(Refused::new(self)(error)),
+        }
     }
 }
 

@@ -6,8 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use epwire::prefill::{PrefillBuffer, PrefillCombine, PrefillCombineOutput, PrefillLayout, Routing};
-use epwire::{Cause, Dispatch, Error, HostBuffer, TensorMut, TensorRef};
+use epwire::prefill::{
+    PrefillBuffer, PrefillCombine, PrefillCombineOutput, PrefillLayout, PrefillOutput, Routing,
+};
+use epwire::{Cause, Dispatch, Error, HostBuffer, Refused, TensorMut, TensorRef};
 use half::bf16;
 
 use crate::reference::{
@@ -122,17 +124,17 @@ fn a_routing_is_filled_anew_in_every_way() {
                     1 => return buffer.dispatch_into(&mut routing, sent.input(), memory.output()).await,
                     2 => {
                         let sending = buffer.dispatch_send_into_blocking(&mut routing, sent.input())?;
-                        return sending.receive_blocking(memory.output());
+                        return Ok(sending.receive_blocking(memory.output())?);
                     }
                     3 => {
                         let sending = buffer.dispatch_send_into(&mut routing, sent.input()).await?;
-                        return sending.receive(memory.output()).await;
+                        return Ok(sending.receive(memory.output()).await?);
                     }
                     4 => buffer.dispatch_count_into_blocking(&mut routing, sent.input())?,
                     _ => buffer.dispatch_count_into(&mut routing, sent.input()).await?,
                 };
                 assert_eq!(counted.received(layout)?.capacity, memory.capacity);
-                counted.receive(memory.output()).await
+                Ok::<_, Error>(counted.receive(memory.output()).await?)
             });
             complete(&outcome.unwrap());
             memory.check_lists(rank, round);
@@ -233,14 +235,14 @@ fn a_routing_dispatches_again_in_halves() {
             let outcome = if round % 2 == 0 {
                 let sending = buffer.dispatch_again_send_blocking(&mut routing, sent.input()).unwrap();
                 assert_eq!(sending.received(PACKED).unwrap(), received);
-                sending.receive_blocking(memory.output())
+                sending.receive_blocking(memory.output()).unwrap()
             } else {
                 block_on(async {
-                    let sending = buffer.dispatch_again_send(&mut routing, sent.input()).await?;
-                    sending.receive(memory.output()).await
+                    let sending = buffer.dispatch_again_send(&mut routing, sent.input()).await.unwrap();
+                    sending.receive(memory.output()).await.unwrap()
                 })
             };
-            complete(&outcome.unwrap());
+            complete(&outcome);
             memory.check_lists(rank, round);
             memory.check_rows(round);
         }
@@ -287,14 +289,51 @@ fn a_routing_is_used_again_and_sums_are_received_by_futures() {
                 complete(&sending.receive(to).await.unwrap());
                 check_sums(round, rank, HIDDEN, &out);
             }
-            // Output that does not fit gives the combine up, as all ranks do.
+        });
+    });
+}
+
+/// The half of a receive that was refused because of its output.
+#[track_caller]
+fn half<T: std::fmt::Debug, H>(ended: Result<T, Box<Refused<H>>>) -> H {
+    let Refused { error, handle, .. } = *ended.unwrap_err();
+    assert!(matches!(error, Error::Invalid(_) | Error::Limit(_)), "{error}");
+    handle
+}
+
+#[test]
+fn a_receiving_half_that_is_refused_returns_the_half() {
+    let config = config().ring_tokens(TOKENS as u32 * LOCAL as u32 + 1);
+    ranks(&config, |buffer| {
+        let rank = buffer.rank() as usize;
+        let (sent, mut memory) = ([0, 1, 2].map(|round| Sent::new(round, rank)), memory(buffer));
+        let large = || PrefillOutput::new(PACKED, usize::MAX >> 8);
+        block_on(async {
+            let sending = buffer.dispatch_send(sent[0].input()).await.unwrap();
+            let sending = half(half(sending.receive_blocking(large())).receive(large()).await);
+            let (mut routing, outcome) = sending.receive(memory.output()).await.unwrap();
+            complete(&outcome);
+            memory.check_rows(0);
+
+            let counted = buffer.dispatch_count_into(&mut routing, sent[1].input()).await.unwrap();
+            let counted = half(half(counted.receive(large()).await).receive_blocking(large()));
+            complete(&counted.receive_blocking(memory.output()).unwrap());
+            memory.check_rows(1);
+            let sending = buffer.dispatch_again_send_blocking(&mut routing, sent[2].input()).unwrap();
+            let sending = half(sending.receive_blocking(large()));
+            complete(&sending.receive(memory.output()).await.unwrap());
+            memory.check_rows(2);
+
             let outputs = memory.outputs(rank, HIDDEN);
-            let mut none = HostBuffer::<bf16>::zeroed(0);
+            let (mut none, mut out) = (vec![], HostBuffer::<bf16>::zeroed(tokens(rank) * HIDDEN));
+            fn to(out: &mut [bf16]) -> PrefillCombineOutput<'_> {
+                PrefillCombineOutput::new(TensorMut::new(out))
+            }
             let input = PrefillCombine::new(TensorRef::new(&outputs, HIDDEN));
             let sending = buffer.combine_send_blocking(&mut routing, input).unwrap();
-            let error =
-                sending.receive(PrefillCombineOutput::new(TensorMut::new(&mut none))).await.unwrap_err();
-            assert!(matches!(error, Error::Invalid(_)), "{error}");
+            let sending = half(half(sending.receive_blocking(to(&mut none))).receive(to(&mut none)).await);
+            complete(&sending.receive_blocking(to(&mut out)).unwrap());
+            check_sums(2, rank, HIDDEN, &out);
         });
     });
 }

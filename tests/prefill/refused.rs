@@ -22,8 +22,8 @@ fn alone() -> PrefillBuffer {
 }
 
 #[track_caller]
-fn refused<T: std::fmt::Debug>(ended: Result<T, Error>, text: &str) {
-    let error = ended.expect_err(text);
+fn refused<T: std::fmt::Debug>(ended: Result<T, impl Into<Error>>, text: &str) {
+    let error: Error = ended.map_err(Into::into).expect_err(text);
     assert!(matches!(error, Error::Invalid(_) | Error::Limit(_) | Error::State(_)), "{error:?}");
     assert!(error.to_string().contains(text), "{error}, not {text}");
 }
@@ -239,7 +239,7 @@ fn a_routing_is_combined_only_while_it_is_filled() {
     assert!(into(&mut routing, tokens(2, &ids)).unwrap().is_complete());
     assert!(combine(&mut routing).unwrap().is_complete());
 
-    // A refused dispatch leaves it as it was, one that is given up leaves it empty.
+    // A refused dispatch leaves it as it was, one that is given up leaves it empty. The half that is refused is dropped.
     refused(into(&mut routing, tokens(2, &bad)), "topk_idx[0][1] is 9");
     assert!(combine(&mut routing).unwrap().is_complete());
     drop(buffer.dispatch_send_into_blocking(&mut routing, tokens(1, &ids[..2])).unwrap());
