@@ -25,6 +25,8 @@ fn a_configuration_is_read_with_defaults_for_what_it_leaves_out() {
     assert_eq!(again(&config), config);
     let error = from_str::<EpConfig>(r#"{ "max_token": 128 }"#).unwrap_err();
     assert!(error.to_string().contains("unknown field `max_token`"), "{error}");
+    let error = from_str::<EpConfig>(r#"{ "paths": { "queues": true } }"#).unwrap_err();
+    assert!(error.to_string().contains("unknown field `queues`"), "{error}");
     let empty: EpConfig = from_str("{}").unwrap();
     assert!(Plan::new(&empty, 1).unwrap_err().to_string().contains("max_tokens"));
     let comm = CommConfig::default().heap_bytes(4096);

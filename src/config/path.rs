@@ -106,7 +106,11 @@ impl FromStr for Path {
 
 /// Which paths may be used. A peer that can be reached only by an excluded path is refused at connect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(default, deny_unknown_fields)
+)]
 #[non_exhaustive]
 pub struct Paths {
     /// Ranks of this process.
