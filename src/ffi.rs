@@ -35,8 +35,8 @@ pub(crate) use prefill::{
     empty_combine_output as empty_prefill_combine_output, empty_config as empty_prefill_config,
     empty_output as empty_prefill_output, plan as prefill_plan,
 };
-pub(crate) use status::{Progress, empty_outcome};
-use status::{c_mask, check, check_of_group, error, initialised, nanos, place};
+pub(crate) use status::{Progress, empty_outcome, nanos};
+use status::{c_mask, check, check_of_group, error, initialised, place};
 pub(crate) use streams::Streams;
 
 /// The plan of a group. It holds for every rank, so errors name none.

@@ -218,7 +218,7 @@ impl<T: View> Dispatch<'_, T> {
             None => -1,
             Some(lane) => i32::try_from(lane).unwrap_or(i32::MAX),
         };
-        input.deadline_ns = nanos(self.deadline);
+        input.deadline_ns = self.deadline.map_or(0, ffi::nanos);
         input.sms = self.sms;
         Ok(input)
     }
@@ -376,7 +376,7 @@ impl<T: View> Combine<'_, T> {
             }
             input.topk_weights = weights.ptr.cast();
         }
-        input.deadline_ns = nanos(self.deadline);
+        input.deadline_ns = self.deadline.map_or(0, ffi::nanos);
         input.sms = self.sms;
         Ok(input)
     }
@@ -399,10 +399,6 @@ fn layout_to_c(layout: Layout) -> u32 {
     }
 }
 
-fn nanos(deadline: Option<Duration>) -> u64 {
-    deadline.map_or(0, |d| d.as_nanos().try_into().unwrap_or(u64::MAX))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -422,5 +418,24 @@ mod tests {
             let sms = |combine: Combine<'_>| combine.to_c(0, &config, &plan, &request, &()).unwrap().sms;
             assert_eq!([sms(combine.clone()), sms(combine.sms(5))], [0, 5]);
         }
+    }
+
+    #[test]
+    fn no_deadline_is_taken_for_the_buffers() {
+        let config = EpConfig::new(4, 64, 4, 2);
+        let plan = Plan::new(&config, 1).unwrap();
+        let (x, ids) = ([bf16::ZERO; 2 * 64], [0i32; 4]);
+        let dispatch = Dispatch::new(TensorRef::new(&x, 64), TensorRef::new(&ids, 2));
+        let request = dispatch.request();
+        let asked = |given: Option<Duration>| {
+            let (mut dispatch, mut combine) = (dispatch.clone(), Combine::<TensorRef<'_>>::in_place());
+            if let Some(given) = given {
+                (dispatch, combine) = (dispatch.deadline(given), combine.deadline(given));
+            }
+            let combine = combine.to_c(0, &config, &plan, &request, &()).unwrap();
+            [dispatch.to_c(0, &config, &()).unwrap().deadline_ns, combine.deadline_ns]
+        };
+        let nanos = [None, Some(Duration::ZERO), Some(Duration::from_nanos(7))].map(asked);
+        assert_eq!(nanos, [[0; 2], [1; 2], [7; 2]]);
     }
 }

@@ -180,7 +180,7 @@ impl<T: View> PrefillCombine<'_, T> {
             }
             *to = bias.ptr.cast();
         }
-        input.deadline_ns = self.deadline.map_or(0, |d| d.as_nanos().try_into().unwrap_or(u64::MAX));
+        input.deadline_ns = self.deadline.map_or(0, ffi::nanos);
         input.sms = self.sms;
         Ok(input)
     }

@@ -74,7 +74,9 @@ fn inputs_and_outputs_of_dispatch_that_do_not_fit_are_named() {
     refused(dispatch(input().sideband(&[0; 8], 4)), "sideband_bytes is 4, the plan has room for 0");
     refused(dispatch(input().payload(Payload::Fp8 { scale: Fp8Scale::F32 })), "FP8 needs a multiple of 128");
     refused(dispatch(input().scales(weights)), "scales");
-    refused(dispatch(input().deadline(Duration::from_millis(1))), "a call may only lengthen");
+    for shorter in [Duration::ZERO, Duration::from_millis(1)] {
+        refused(dispatch(input().deadline(shorter)), "a call may only lengthen");
+    }
     let many = vec![bf16::ONE; 17 * 64];
     let far = vec![-1i32; 34];
     let input_of_17 = Dispatch::new(TensorRef::new(&many, 64), TensorRef::new(&far, 2));
@@ -167,7 +169,9 @@ fn combines_and_routings_that_do_not_fit_are_named() {
     );
     refused(combine(whole().values(&[1.0; 3])), "values has 3 numbers, must have 4");
     refused(combine(whole().bias(TensorRef::new(&made[..64], 64))), "bias must be a dense [2, 64]");
-    refused(combine(whole().deadline(Duration::from_millis(1))), "a call may only lengthen");
+    for shorter in [Duration::ZERO, Duration::from_millis(1)] {
+        refused(combine(whole().deadline(shorter)), "a call may only lengthen");
+    }
     assert!(combine(whole()).unwrap().is_complete());
 
     let mut few = HostBuffer::<bf16>::zeroed(64);

@@ -76,7 +76,7 @@ fn dispatch(inputs: &Inputs<'_>, buffer: &EpBuffer, r: &mut Random) -> Option<&'
             refused("lane beyond", try_input(good.lane(lanes)), Limit, "lane is")
         }
         6 => {
-            let shorter = inputs.case.config.deadline - Duration::from_nanos(1);
+            let shorter = r.pick(&[Duration::ZERO, inputs.case.config.deadline - Duration::from_nanos(1)]);
             refused("shorter deadline", try_input(good.deadline(shorter)), Limit, "deadline is")
         }
         7 => {
@@ -245,14 +245,10 @@ pub(crate) fn combines(
         names.push(refused(name, Some(refusal.error), class, text));
         refusal.handle
     };
-    let shorter = config.deadline - Duration::from_nanos(1);
-    dispatched = attempt(
-        dispatched,
-        "combine: shorter deadline",
-        good.clone().deadline(shorter),
-        Limit,
-        "deadline is",
-    );
+    for shorter in [Duration::ZERO, config.deadline - Duration::from_nanos(1)] {
+        let input = good.clone().deadline(shorter);
+        dispatched = attempt(dispatched, "combine: shorter deadline", input, Limit, "deadline is");
+    }
     let wrong = vec![0f32; config.hidden as usize];
     let input = Combine::new(TensorRef::new(&wrong, config.hidden as usize));
     dispatched = attempt(dispatched, "combine: wrong type", input, Invalid, "expert_out is [");
