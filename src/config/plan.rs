@@ -81,9 +81,9 @@ impl Plan {
 
     /// What one place of the group takes in the window of every rank, whether a rank has taken it or not: the cost of
     /// leaving room for a group to grow. Outputs of dispatch have [`Plan::rows`] rows, `max_tokens` of them for each
-    /// place.
+    /// place. 0 for a plan of no ranks, which [`Plan::new`] does not make.
     pub fn place_bytes(&self) -> u64 {
-        self.window_bytes / u64::from(self.ranks)
+        self.window_bytes.checked_div(self.ranks.into()).unwrap_or(0)
     }
 }
 
@@ -166,8 +166,8 @@ impl std::fmt::Display for RowShape {
                 if *scale_bytes == 1 { "" } else { "s" }
             )?;
         }
-        let expert_major = self.expert_rows_bytes + self.expert_scales_bytes;
-        let rank_major = self.rank_rows_bytes + self.rank_scales_bytes;
+        let expert_major = self.expert_rows_bytes.saturating_add(self.expert_scales_bytes);
+        let rank_major = self.rank_rows_bytes.saturating_add(self.rank_scales_bytes);
         write!(f, "; {expert_major} bytes expert-major, {rank_major} rank-major")
     }
 }

@@ -222,3 +222,17 @@ fn fp8_needs_whole_blocks() {
     assert_eq!((shape.payload_bytes, shape.scale_count, shape.scale_bytes), (640, 5, 1));
     assert_eq!(shape.expert_scales_bytes, 4 * 16 * 8, "five exponents take two words");
 }
+
+/// The core stops at the largest size where its product does not fit.
+#[test]
+fn sizes_that_cannot_be_are_printed_all_the_same() {
+    let config = EpConfig::new(65_536, 8, 1 << 20, 1).lanes(1).opaque_bytes(1 << 29);
+    let payload = Payload::Opaque { row_bytes: 1 << 28, scale_count: 1 << 20, scale_bytes: 8 };
+    let shape = RowShape::new(&config, 1, payload).unwrap();
+    assert_eq!((shape.expert_rows_bytes, shape.expert_scales_bytes), (usize::MAX, 1 << 59));
+    let (text, most) = (shape.to_string(), usize::MAX);
+    assert!(text.ends_with(&format!("; {most} bytes expert-major, 18141941858304 rank-major")), "{text}");
+    let plan = Plan::new(&config, 1).unwrap();
+    let of_nobody = Plan { ranks: 0, ..plan }; // one that was read may be
+    assert_eq!((plan.place_bytes(), of_nobody.place_bytes()), (plan.window_bytes, 0));
+}
