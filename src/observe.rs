@@ -83,6 +83,12 @@ impl Observed {
         result
     }
 
+    /// Ends the call, which was refused before it began.
+    pub(crate) fn refuse(mut self, error: &Error) {
+        self.ended = true;
+        self.fail(error);
+    }
+
     #[allow(unused_variables)]
     fn succeed(&self, outcome: &Outcome) {
         #[cfg(feature = "tracing")]

@@ -69,8 +69,14 @@ impl<B> Work<B> {
             // and `look`.
             unsafe { inner.ffi.begin(&lowered.ops, deadline) }
         });
-        let state = begun.map_or_else(State::Refused, State::Begun);
-        Self { inner: inner.clone(), state, held: Some(held.erase()), observed: Some(observed) }
+        let (state, observed) = match begun {
+            Ok(work) => (State::Begun(work), Some(observed)),
+            Err(error) => {
+                observed.refuse(&error); // now, because nobody needs to await it
+                (State::Refused(error), None)
+            }
+        };
+        Self { inner: inner.clone(), state, held: Some(held.erase()), observed }
     }
 
     /// Waits on this thread until it has ended, which its deadline bounds. Not for a thread that serves an async

@@ -14,7 +14,7 @@ use std::task::Poll;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use epwire::comm::CommConfig;
+use epwire::comm::{CommConfig, Reduction};
 use epwire::prefill::{
     PrefillBuffer, PrefillCombine, PrefillCombineOutput, PrefillConfig, PrefillLayout, PrefillOutput, Routing,
 };
@@ -444,6 +444,29 @@ fn a_refused_operation_says_why() {
     );
     assert_eq!(span, "span DEBUG epwire operation=\"dispatch_send\" rank=0");
     assert_eq!(metrics, metrics_of(&[("epwire_errors_total operation=dispatch_send rank=0", 1)]));
+}
+
+/// Whether the work that it returned is awaited or not.
+#[test]
+fn a_refused_collective_says_why() {
+    let comm = Comm::unconnected(0, 1, CommConfig::default()).unwrap();
+    comm.set_active(&Mask::all(1), 1, 0).unwrap();
+    for awaited in [false, true] {
+        let (lines, metrics) = Seen::during(|| {
+            let work = comm.all_reduce(vec![1f32; 2], vec![0f32; 3], Reduction::Sum);
+            match awaited {
+                false => drop(work),
+                true => drop(work.wait().0.unwrap_err()),
+            }
+        });
+        let [event, span] = lines.try_into().unwrap();
+        assert!(
+            event.starts_with("event WARN message=refused error=all_reduce: rank 0: send has 2"),
+            "{event}"
+        );
+        assert_eq!(span, "span DEBUG epwire operation=\"all_reduce\" rank=0");
+        assert_eq!(metrics, metrics_of(&[("epwire_errors_total operation=all_reduce rank=0", 1)]));
+    }
 }
 
 /// A token and an answer of the wrong width, which no call hands to the core.
