@@ -82,8 +82,10 @@ impl Blocks {
     /// The form that C takes, checked.
     pub(super) fn lay_out(&self, operation: &'static str, rank: u32, ranks: u32) -> Result<Laid> {
         let invalid = |text: String| Error::Invalid(Failure::new(operation, rank, text));
-        let too_much =
-            || Error::Limit(Failure::new(operation, rank, "the blocks are larger than an address space"));
+        let beyond = |text: String| {
+            let text = format!("{text}: the blocks must be within {} elements", usize::MAX);
+            Error::Limit(Failure::new(operation, rank, text))
+        };
         let Self { counts, offsets, rows, pitch, own_pitch } = self;
         for (name, list) in [("counts", Some(counts)), ("offsets", offsets.as_ref())] {
             if let Some(list) = list
@@ -95,9 +97,10 @@ impl Blocks {
         }
         let mut behind: Vec<usize> = Vec::with_capacity(counts.len());
         let mut sum = 0usize;
-        for count in counts {
+        for (r, count) in counts.iter().enumerate() {
             behind.push(sum);
-            sum = sum.checked_add(*count).ok_or_else(too_much)?;
+            let with = sum.checked_add(*count);
+            sum = with.ok_or_else(|| beyond(format!("counts[{r}] is {count} behind {sum} others")))?;
         }
         let offsets = offsets.as_ref().unwrap_or(&behind);
         let rows = (*rows).max(1);
@@ -111,11 +114,14 @@ impl Blocks {
             _ => pitch.checked_mul(rows - 1)?.checked_add(count),
         };
         let mut extent = 0usize;
-        for (count, offset) in counts.iter().zip(offsets) {
-            let end = end(*count, pitch).and_then(|end| end.checked_add(*offset)).ok_or_else(too_much)?;
+        for (r, (count, offset)) in counts.iter().zip(offsets).enumerate() {
+            let end = end(*count, pitch).and_then(|end| end.checked_add(*offset)).ok_or_else(|| {
+                beyond(format!("rows is {rows}, pitch {pitch}, counts[{r}] {count}, offsets[{r}] {offset}"))
+            })?;
             extent = extent.max(if *count == 0 { 0 } else { end });
         }
-        let own_extent = end(own, own_pitch).ok_or_else(too_much)?;
+        let own_extent = end(own, own_pitch)
+            .ok_or_else(|| beyond(format!("rows is {rows}, own_pitch {own_pitch}, counts[{rank}] {own}")))?;
         let count = counts.iter().all(|count| *count == own).then_some(own as u64);
         let is_packed = *offsets == behind;
         let c = |list: &[usize]| list.iter().map(|value| *value as u64).collect();
@@ -203,12 +209,29 @@ mod tests {
         for (blocks, text) in [
             (Blocks::new([3, 0]), "counts has 2 entries for 3 ranks"),
             (Blocks::new([3, 0, 1]).at([0; 4]), "offsets has 4 entries for 3 ranks"),
-            (Blocks::new([usize::MAX, 1, 1]), "larger than an address space"),
-            (Blocks::new([1, 1, 1]).at([0, usize::MAX, 0]), "larger than an address space"),
-            (Blocks::new([1, 1, 1]).rows(usize::MAX), "larger than an address space"),
         ] {
             let error = blocks.lay_out("all_gather", 0, 3).unwrap_err();
             assert!(error.to_string().contains(text), "{error}");
+        }
+        let most = usize::MAX;
+        for (blocks, text) in [
+            (Blocks::new([most, 1, 1]), format!("counts[1] is 1 behind {most} others")),
+            (
+                Blocks::new([1, 1, 1]).at([0, most, 0]),
+                format!("rows is 1, pitch 3, counts[1] 1, offsets[1] {most}"),
+            ),
+            (
+                Blocks::new([1, 1, 1]).rows(most),
+                format!("rows is {most}, pitch 3, counts[0] 1, offsets[0] 0"),
+            ),
+            (
+                Blocks::new([2, 0, 0]).rows(2).own_pitch(most),
+                format!("rows is 2, own_pitch {most}, counts[0] 2"),
+            ),
+        ] {
+            let error = blocks.lay_out("all_gather", 0, 3).unwrap_err();
+            let text = format!("all_gather: rank 0: {text}: the blocks must be within {most} elements");
+            assert_eq!((error.to_string(), matches!(error, Error::Limit(_))), (text, true));
         }
     }
 }

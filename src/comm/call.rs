@@ -5,7 +5,7 @@ use std::ptr;
 
 use super::blocks::{Blocks, Laid};
 use super::memory::{Source, Span, Target};
-use super::number::Reduction;
+use super::number::{Reduction, carried};
 use crate::buffer::{Host, Memory};
 use crate::cuda::Site;
 use crate::error::{Error, Failure, Result};
@@ -86,22 +86,25 @@ impl Spans {
     /// The common type of their elements, if they may be used there.
     fn admit(&self, place: Place<'_>) -> Result<(u32, usize), String> {
         let names = if self.in_place { ["send", "buffer"] } else { ["send", "recv"] };
-        let mut carried = None;
+        let mut common: Option<(&str, Span, u32)> = None;
         for (name, span) in names.into_iter().zip([self.send, self.recv]) {
             let Some(span) = span else { continue };
-            let dtype = span.dtype.map_err(|dtype| {
+            let dtype = span.dtype;
+            let type_ = carried(dtype).ok_or_else(|| {
                 format!("{name} is of {dtype:?}, which collectives do not carry: view it as U8")
             })?;
-            if carried.is_some_and(|(other, _)| other != dtype) {
-                return Err("send and recv are of different types".to_owned());
+            if let Some((send, Span { dtype: other, .. }, _)) = common
+                && other != dtype
+            {
+                return Err(format!("{send} is of {other:?}, {name} of {dtype:?}: both must be of one type"));
             }
-            carried = Some((dtype, span.element));
+            common = Some((name, span, type_));
             if !span.is_dense {
                 return Err(format!("{name} has gaps between its rows: it must be dense"));
             }
             place.site.map_or(Ok(()), |site| site.admit(name, span.origin))?;
         }
-        Ok(carried.unwrap_or((sys::EPW_TYPE_U8, 1)))
+        Ok(common.map_or((sys::EPW_TYPE_U8, 1), |(_, span, type_)| (type_, span.element)))
     }
 }
 
@@ -621,5 +624,23 @@ impl Lowered {
         self.laid.push(laid);
         self.ops.push(op);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::{TensorMut, TensorRef};
+    use crate::tensor::DType;
+
+    #[test]
+    fn types_that_differ_are_named() {
+        // SAFETY: only looked at: nobody reads or writes the memory.
+        let (send, recv) = unsafe {
+            let send = TensorRef::from_raw(4096, DType::F32, 1, 8, 32);
+            (send, TensorMut::from_raw(8192, DType::Bf16, 8))
+        };
+        let error = both(&mut (send, recv)).admit(Place { rank: 0, ranks: 1, site: None }).unwrap_err();
+        assert_eq!(error, "send is of F32, recv of Bf16: both must be of one type");
     }
 }

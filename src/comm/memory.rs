@@ -5,7 +5,7 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::number::{Number, carried, type_of};
+use super::number::Number;
 use crate::buffer::{Host, Memory};
 use crate::cuda::{self, Gpu, Origin};
 use crate::error::{Error, Failure, Result};
@@ -44,8 +44,8 @@ pub struct Span {
     pub(super) ptr: *mut u8,
     pub(super) len: usize,
     pub(super) element: usize,
-    /// `EPW_TYPE_*`, or the type that collectives do not carry.
-    pub(super) dtype: Result<u32, DType>,
+    /// On a GPU it may be one that collectives do not carry.
+    pub(super) dtype: DType,
     /// False for a view of rows with gaps between them.
     pub(super) is_dense: bool,
     pub(super) origin: Option<Origin>,
@@ -53,13 +53,13 @@ pub struct Span {
 
 impl Span {
     fn of<T: Number>(ptr: *mut T, len: usize) -> Self {
-        let (dtype, element) = (Ok(type_of::<T>()), size_of::<T>());
+        let (dtype, element) = (T::DTYPE, size_of::<T>());
         Self { ptr: ptr.cast(), len, element, dtype, is_dense: true, origin: None }
     }
 
     fn on_gpu(ptr: *mut u8, len: usize, dtype: DType, origin: Option<Origin>) -> Self {
         let element = dtype.bytes();
-        Self { ptr, len, element, dtype: carried(dtype).ok_or(dtype), is_dense: true, origin }
+        Self { ptr, len, element, dtype, is_dense: true, origin }
     }
 }
 

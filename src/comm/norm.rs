@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 
 use super::call::{Calls, Lowered, Place, Shape, Spans, sealed};
 use super::memory::{Source, Span, Target};
-use super::number::Reduction;
+use super::number::{Reduction, carried};
 use crate::buffer::Memory;
 use crate::config::{Fp8Scale, Payload};
 use crate::error::{Error, Failure, Result};
@@ -235,7 +235,7 @@ where
                 return wrong(text);
             }
         }
-        let same = |span: Span| span.dtype == Ok(op.type_);
+        let same = |span: Span| carried(span.dtype) == Some(op.type_);
         if !(same(weight) && residual.is_none_or(same) && (quantised || same(out))) {
             return wrong("weight, residual and out must be of the type of send and recv".to_owned());
         }

@@ -15,9 +15,7 @@ pub trait Number: sealed::Number + Copy + std::fmt::Debug + Send + Sync + 'stati
 }
 
 mod sealed {
-    pub trait Number {
-        const TYPE: u32;
-    }
+    pub trait Number {}
 }
 
 /// `EPW_TYPE_*`, if collectives carry it.
@@ -37,24 +35,16 @@ pub(super) fn carried(dtype: DType) -> Option<u32> {
     })
 }
 
-/// `EPW_TYPE_*`
-pub(super) const fn type_of<T: Number>() -> u32 {
-    T::TYPE
-}
-
 macro_rules! numbers {
-    ($($rust:ty => $c:ident $dtype:ident),*) => {$(
+    ($($rust:ty => $dtype:ident),*) => {$(
         impl Number for $rust {
             const DTYPE: DType = DType::$dtype;
         }
-        impl sealed::Number for $rust {
-            const TYPE: u32 = sys::$c;
-        }
+        impl sealed::Number for $rust {}
     )*};
 }
 numbers!(
-    i8 => EPW_TYPE_I8 I8, u8 => EPW_TYPE_U8 U8, i32 => EPW_TYPE_I32 I32, u32 => EPW_TYPE_U32 U32, i64 => EPW_TYPE_I64 I64, u64 => EPW_TYPE_U64 U64,
-    f16 => EPW_TYPE_F16 F16, bf16 => EPW_TYPE_BF16 Bf16, f32 => EPW_TYPE_F32 F32, f64 => EPW_TYPE_F64 F64
+    i8 => I8, u8 => U8, i32 => I32, u32 => U32, i64 => I64, u64 => U64, f16 => F16, bf16 => Bf16, f32 => F32, f64 => F64
 );
 
 /// How the elements of all members are reduced to one: a fold in ascending rank order, 16-bit floats in `f32` and

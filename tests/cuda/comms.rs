@@ -270,7 +270,7 @@ pub(crate) fn what_a_communicator_on_a_gpu_cannot_take_is_named(gpus: u32) {
         let (send, mut recv) =
             (r.stream.alloc_zeros::<f32>(64).unwrap(), r.stream.alloc_zeros::<bf16>(64).unwrap());
         let call = Call::all_reduce(r.view(&send), r.view_mut(&mut recv), Reduction::Sum);
-        refused(r.gpu.enqueue(call, r.stream()), "send and recv are of different types");
+        refused(r.gpu.enqueue(call, r.stream()), "send is of F32, recv of Bf16");
         let other = r.context.new_stream().unwrap();
         let call = Call::all_reduce_in_place(r.view_mut(&mut recv), Reduction::Sum);
         refused(r.gpu.enqueue(call, (&other).into()), "viewed for another stream");
