@@ -286,7 +286,10 @@ impl<T: Element> HostBuffer<T> {
     /// [`HostBuffer::try_zeroed`] for sizes that certainly fit: if they do not, ends the process through the allocation
     /// error hook, as `Vec` does.
     pub fn zeroed(len: usize) -> Self {
-        Self::try_zeroed(len).unwrap_or_else(|_| handle_alloc_error(Layout::new::<T>()))
+        Self::try_zeroed(len).unwrap_or_else(|_| {
+            let most = isize::MAX as usize / size_of::<T>(); // of which there is a layout
+            handle_alloc_error(Layout::array::<T>(len.min(most)).unwrap_or(Layout::new::<T>()))
+        })
     }
 }
 
@@ -384,6 +387,26 @@ mod tests {
         for len in [1 << 50, usize::MAX] {
             let error = HostBuffer::<u32>::try_zeroed(len).unwrap_err();
             assert!(matches!(&error, Error::NoMemory(f) if f.text.contains(&len.to_string())), "{error}");
+        }
+    }
+
+    /// In a process of its own, which it ends.
+    #[test]
+    fn memory_that_must_be_there_ends_the_process_with_its_size() {
+        const INSIDE: &str = "EPWIRE_TEST_LEN_OF_BUFFER";
+        if let Ok(len) = std::env::var(INSIDE) {
+            drop(HostBuffer::<u32>::zeroed(len.parse().unwrap()));
+            return;
+        }
+        for (len, bytes) in [(1 << 50, 1 << 52), (usize::MAX, isize::MAX as usize - 3)] {
+            let ended = std::process::Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", "tensor::tests::memory_that_must_be_there_ends_the_process_with_its_size"])
+                .env(INSIDE, len.to_string())
+                .output()
+                .unwrap();
+            let told = String::from_utf8_lossy(&ended.stderr);
+            assert!(told.contains(&format!("memory allocation of {bytes} bytes failed")), "{told}");
+            assert!(!ended.status.success());
         }
     }
 
