@@ -15,6 +15,7 @@ use crate::error::Result;
 use crate::ffi::{self, Progress};
 use crate::observe::Observed;
 use crate::outcome::{Outcome, Reader};
+use crate::peers::Awaiting;
 use crate::sys;
 
 /// A live handle of the C core: its lane is given back when this is dropped.
@@ -118,21 +119,23 @@ impl Drop for OpenHandle {
 /// deadline, counted from the creation of the event, has passed. The caller must still receive; a consumed or released
 /// operation counts as ready.
 ///
-/// Awaiting it takes part in the wait: peers see that this rank is alive, even while its executor is busy. Only holding
-/// it, or calling [`Event::is_ready`] now and then, does not. Await it as a future on any executor, or with
-/// [`Event::wait_blocking`]. Work on a GPU has a `cuda::Completion` instead.
+/// Awaiting it takes part in the wait: peers see that this rank is alive, even while its executor is busy. That begins with
+/// its first poll and ends when it is dropped; each clone takes part for itself. Only holding it, or calling
+/// [`Event::is_ready`] now and then, does not. Await it as a future on any executor, or with [`Event::wait_blocking`].
+/// Work on a GPU has a `cuda::Completion` instead.
 #[derive(Debug, Clone)]
 pub struct Event {
     inner: Arc<Inner>,
     handle: sys::epw_handle,
     /// `None`: beyond the range of the clock.
     until: Option<Instant>,
+    awaiting: Awaiting,
 }
 
 impl Event {
     pub(super) fn new(open: &OpenHandle) -> Self {
         let until = Instant::now().checked_add(open.deadline);
-        Self { inner: open.inner.clone(), handle: open.handle, until }
+        Self { inner: open.inner.clone(), handle: open.handle, until, awaiting: Awaiting::default() }
     }
 
     /// Whether it is ready now. Never waits.
@@ -164,7 +167,7 @@ impl Future for Event {
         }
         // Without a thread it stays alive by being polled again at once.
         let _ = self.inner.start_waits("wait");
-        self.inner.waits.tend(self.handle, self.until);
+        self.inner.waits.tend(self.handle, self.until, &self.awaiting);
         self.inner.waits.wake_later(self.handle, cx.waker());
         Poll::Pending
     }

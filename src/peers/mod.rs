@@ -13,5 +13,5 @@ pub(crate) use connect::{connect_all, exported, left, present};
 pub(crate) use follow::{begin, diverged, given_up, is_overtaken, reaches};
 pub(crate) use meet::{End, meet, meet_blocking};
 pub use membership::Membership;
-pub(crate) use progress::{Waits, longest_look};
+pub(crate) use progress::{Awaiting, Waits, longest_look};
 pub(crate) use setting::Setting;

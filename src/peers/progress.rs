@@ -56,10 +56,15 @@ impl Waits {
         Ok(())
     }
 
-    /// Keeps polling the operation of a handle until it is over, at most until `until`. It is polled however busy the
-    /// task's executor is, because the polls show the peers that this rank waits too.
-    pub(crate) fn tend(&self, handle: u64, until: Option<Instant>) {
-        self.enter(handle, Purpose::Tend(until));
+    /// Keeps polling the operation of a handle until it is over, at most until `until`, and as long as `awaiting` lives. It
+    /// is polled however busy the task's executor is, because the polls show the peers that this rank waits too.
+    pub(crate) fn tend(&self, handle: u64, until: Option<Instant>, awaiting: &Awaiting) {
+        self.enter(handle, Purpose::Tend(until, Some(Arc::downgrade(&awaiting.0))));
+    }
+
+    /// The same until it is over, for one that nobody awaits.
+    pub(crate) fn tend_alone(&self, handle: u64) {
+        self.enter(handle, Purpose::Tend(None, None));
     }
 
     /// Has the task polled again when its operation may make progress; without a thread, at once.
@@ -83,6 +88,16 @@ impl Drop for Seat {
     }
 }
 
+/// What awaits an operation that is [tended](Waits::tend), until it is dropped. A clone awaits for itself.
+#[derive(Debug, Default)]
+pub(crate) struct Awaiting(Arc<()>);
+
+impl Clone for Awaiting {
+    fn clone(&self) -> Self {
+        Self::default()
+    }
+}
+
 /// An operation that is awaited, and what to do about it.
 #[derive(Debug)]
 struct Entry {
@@ -94,8 +109,8 @@ struct Entry {
 enum Purpose {
     /// Wake a task. Several tasks may await one operation.
     Wake(Waker),
-    /// Tend the operation, at most until then.
-    Tend(Option<Instant>),
+    /// Tend the operation, at most until then, and as long as that lives.
+    Tend(Option<Instant>, Option<Weak<()>>),
 }
 
 impl Entry {
@@ -103,7 +118,9 @@ impl Entry {
     fn is_same(&self, other: &Self) -> bool {
         let same = match (&self.purpose, &other.purpose) {
             (Purpose::Wake(task), Purpose::Wake(other)) => task.will_wake(other),
-            (Purpose::Tend(_), Purpose::Tend(_)) => true,
+            (Purpose::Tend(_, one), Purpose::Tend(_, other)) => {
+                one.as_ref().map(Weak::as_ptr) == other.as_ref().map(Weak::as_ptr)
+            }
             _ => false,
         };
         same && self.awaited.is_same(&other.awaited)
@@ -236,8 +253,9 @@ impl Shared {
             let ready = entry.awaited.is_ready();
             match entry.purpose {
                 Purpose::Wake(task) if ready => woken.push(task),
-                Purpose::Tend(until) if until.is_some_and(|until| Instant::now() >= until) => {}
-                Purpose::Tend(_) if ready && entry.awaited.tend() => {}
+                Purpose::Tend(_, Some(ref awaiting)) if awaiting.strong_count() == 0 => {}
+                Purpose::Tend(Some(until), _) if Instant::now() >= until => {}
+                Purpose::Tend(..) if ready && entry.awaited.tend() => {}
                 _ => kept.push(entry),
             }
         }
@@ -256,5 +274,72 @@ impl Shared {
             self.changed.notify_all();
         }
         spare
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys;
+    use std::ffi::c_void;
+    use std::ptr;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    /// An owner of operations that never end, which counts how often they are tended.
+    #[derive(Debug, Default)]
+    struct Endless([AtomicUsize; 2]);
+
+    unsafe extern "C" fn look(awaited: *mut sys::epw_awaited, _: bool, _: u64) {
+        // SAFETY: looks get what is awaited.
+        unsafe { (*awaited).ns = 1_000_000 };
+    }
+
+    // SAFETY: the look does not use the owner.
+    unsafe impl Watched for Endless {
+        fn look(&self) -> sys::epw_look {
+            look
+        }
+
+        fn owner(&self) -> *mut c_void {
+            ptr::from_ref(self).cast_mut().cast()
+        }
+
+        fn tend(&self, operation: u64) -> bool {
+            self.0[operation as usize].fetch_add(1, Ordering::SeqCst);
+            false
+        }
+    }
+
+    #[test]
+    fn an_operation_is_tended_as_long_as_something_awaits_it() {
+        let (waits, owner) = (Waits::default(), Arc::new(Endless::default()));
+        waits.start("wait", 0, &owner, Duration::from_millis(4)).unwrap();
+        let tended = |operation: usize| owner.0[operation].load(Ordering::SeqCst);
+        let until = |what: &str, holds: &dyn Fn() -> bool| {
+            let began = Instant::now();
+            while !holds() {
+                assert!(began.elapsed() < Duration::from_secs(20), "not in time: {what}");
+                thread::sleep(Duration::from_millis(1));
+            }
+        };
+        let goes_on = |operation| {
+            let before = tended(operation);
+            until("goes on", &|| tended(operation) > before + 3);
+        };
+        let [first, other] = [Awaiting::default(), Awaiting::default()];
+        let second = first.clone();
+        for (operation, awaiting) in [(0, &first), (0, &second), (1, &other)] {
+            waits.tend(operation, None, awaiting);
+        }
+        drop(first);
+        goes_on(0);
+        drop(second);
+        until("is over", &|| {
+            let before = tended(0);
+            goes_on(1);
+            goes_on(1);
+            tended(0) == before
+        });
+        goes_on(1);
     }
 }

@@ -87,7 +87,7 @@ impl Inner {
     pub(super) fn tend(&self, lane: u32) {
         let lane = u64::from(lane);
         if !self.ffi.tend(lane) && self.start_waits().is_ok() {
-            self.waits.tend(lane, None);
+            self.waits.tend_alone(lane);
         }
     }
 }
