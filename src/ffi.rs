@@ -103,7 +103,7 @@ pub(crate) struct Buffer(
     Option<Arc<Fabric>>,
     /// The suspects that the program knows of.
     Known,
-    /// Dropped after the C object.
+    /// Dropped after the C object, unless the process keeps that.
     Streams,
 );
 
@@ -131,7 +131,9 @@ unsafe impl Watched for Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         // SAFETY: created by epw_buffer_create, and nobody else uses it any more: this is the last owner.
-        unsafe { sys::epw_buffer_destroy(self.0.as_ptr()) }
+        if !unsafe { sys::epw_buffer_try_destroy(self.0.as_ptr()) } {
+            self.3.leak(); // the process keeps it, because kernels may still run
+        }
     }
 }
 

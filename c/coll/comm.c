@@ -279,15 +279,15 @@ void epw_comm_leave(epw_comm *comm) {
     unlock(comm);
 }
 
-void epw_comm_destroy(epw_comm *comm) {
-    if (comm == NULL) return;
+bool epw_comm_try_destroy(epw_comm *comm) {
+    if (comm == NULL) return true;
     bool inherited = epw_peers_inherited(&comm->peers);
     if (!inherited) {
         epw_peers_close_probe(&comm->peers);
         part_from_all(comm); /* they do not wait for this rank any longer */
     }
     /* If the GPU may still write, the process keeps the communicator: see epw_buffer_destroy. */
-    if (!leave_gpu(comm, inherited)) return;
+    if (!leave_gpu(comm, inherited)) return false;
     epw_peers_destroy(&comm->peers);
     if (comm->of != NULL) free_parts(comm);
     epw_heap_free(comm);
@@ -296,6 +296,11 @@ void epw_comm_destroy(epw_comm *comm) {
         pthread_mutex_destroy(&comm->lock);
     }
     free(comm);
+    return true;
+}
+
+void epw_comm_destroy(epw_comm *comm) {
+    (void)epw_comm_try_destroy(comm);
 }
 
 /* ---- peers and membership ---- */

@@ -321,6 +321,9 @@ void epw_comm_part(epw_comm *comm, uint32_t peer);
  * does nothing. */
 void epw_comm_leave(epw_comm *comm);
 
+/* epw_comm_destroy, as epw_buffer_try_destroy. */
+bool epw_comm_try_destroy(epw_comm *comm);
+
 /* Waits for the job, from `began`, which is now, and frees it if it has ended; otherwise EPW_PENDING. */
 epw_status epw_comm_wait(epw_comm *comm, epw_job *job, uint64_t began, uint64_t timeout_ns,
                          epw_outcome *outcome);

@@ -173,8 +173,8 @@ epw_status epw_buffer_create(const epw_config *config, epw_buffer **out) {
     return EPW_OK;
 }
 
-void epw_buffer_destroy(epw_buffer *b) {
-    if (b == NULL) return;
+bool epw_buffer_try_destroy(epw_buffer *b) {
+    if (b == NULL) return true;
     if (epw_peers_inherited(&b->peers)) {
         /* In a forked child no thread of the buffer runs, no window is mapped, and a lock may be held by a
          * thread that exists only in the parent. All that can be done is to free this process's copy of the
@@ -182,18 +182,23 @@ void epw_buffer_destroy(epw_buffer *b) {
         b->engine->abandon(b);
         epw_peers_destroy(&b->peers);
         free(b);
-        return;
+        return true;
     }
     epw_peers_close_probe(&b->peers);
     /* If the GPU may still write, the process keeps its windows and leases, so that nobody gets memory that
      * is still written. It keeps the buffer as well, because the fabric's thread still reports to it which
      * words have arrived by queues. */
-    if (!b->engine->leave(b)) return;
+    if (!b->engine->leave(b)) return false;
     b->engine->close(b);
     epw_peers_destroy(&b->peers);
     pthread_mutex_destroy(&b->verdicts_lock);
     for (uint32_t i = 0; i < EPW_MAX_LANES; i++) pthread_mutex_destroy(&b->lanes[i].lock);
     free(b);
+    return true;
+}
+
+void epw_buffer_destroy(epw_buffer *b) {
+    (void)epw_buffer_try_destroy(b);
 }
 
 /* ---- peers and membership ---- */

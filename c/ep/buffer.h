@@ -57,6 +57,10 @@ static inline uint32_t epw_lane_index(const epw_buffer *b, const epw_lane *lane)
     return (uint32_t)(lane - b->lanes);
 }
 
+/* Not part of the interface: epw_buffer_destroy, for an owner of what kernels use. False if the process keeps
+ * the buffer, because the GPU may still run its kernels. */
+bool epw_buffer_try_destroy(epw_buffer *b);
+
 /* Not part of the interface: for the doctor, see peer/copies.h. */
 epw_status epw_buffer_time_copies(epw_buffer *b, uint32_t peer, uint64_t timeout_ns, uint64_t *bytes,
                                   uint64_t *ns);

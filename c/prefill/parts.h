@@ -298,6 +298,9 @@ epw_status epw_prefill_step(epw_prefill *p, epw_prefill_lane *lane);
  * stepped the lane. */
 uint64_t epw_prefill_rest_ns(epw_prefill *p, epw_prefill_lane *lane, uint64_t polled, uint64_t now);
 
+/* epw_prefill_destroy, as epw_buffer_try_destroy. */
+bool epw_prefill_try_destroy(epw_prefill *p);
+
 /* The look of epw_awaited at a lane of a prefill buffer: call.c. */
 void epw_prefill_look(epw_awaited *self, bool sleeps, uint64_t now);
 

@@ -231,24 +231,24 @@ static void free_parts(epw_prefill *p) {
     free(p);
 }
 
-void epw_prefill_destroy(epw_prefill *p) {
-    if (p == NULL) return;
+bool epw_prefill_try_destroy(epw_prefill *p) {
+    if (p == NULL) return true;
     if (epw_peers_inherited(&p->peers)) { /* in a forked process, see epw_buffer_destroy */
         epw_pool_abandon(p->pool);
         epw_prefill_gpu_abandon(p);
         epw_peers_destroy(&p->peers);
         free_parts(p);
-        return;
+        return true;
     }
     epw_peers_close_probe(&p->peers);
     if (p->gpu != NULL) {
         /* If the GPU may still write, the process keeps the buffer: see epw_buffer_destroy. */
-        if (!epw_prefill_gpu_leave(p)) return;
+        if (!epw_prefill_gpu_leave(p)) return false;
         epw_prefill_gpu_close(p);
         epw_peers_destroy(&p->peers);
         for (uint32_t i = 0; i < EPW_MAX_LANES; i++) pthread_mutex_destroy(&p->lanes[i].lock);
         free_parts(p);
-        return;
+        return true;
     }
     /* Tells all peers not to wait for this rank any longer. */
     for (uint32_t i = 0; i < p->config.ep.lanes; i++)
@@ -258,6 +258,11 @@ void epw_prefill_destroy(epw_prefill *p) {
     epw_peers_destroy(&p->peers);
     for (uint32_t i = 0; i < EPW_MAX_LANES; i++) pthread_mutex_destroy(&p->lanes[i].lock);
     free_parts(p);
+    return true;
+}
+
+void epw_prefill_destroy(epw_prefill *p) {
+    (void)epw_prefill_try_destroy(p);
 }
 
 /* ---- peers and membership ---- */

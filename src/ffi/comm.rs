@@ -23,7 +23,7 @@ pub(crate) struct Comm(
     Option<Arc<Fabric>>,
     /// The suspects that the program knows of.
     Known,
-    /// Dropped after the C object.
+    /// Dropped after the C object, unless the process keeps that.
     Streams,
 );
 
@@ -35,7 +35,9 @@ unsafe impl Sync for Comm {}
 impl Drop for Comm {
     fn drop(&mut self) {
         // SAFETY: created by epw_comm_create, and nobody else uses it any more: this is the last owner.
-        unsafe { sys::epw_comm_destroy(self.0.as_ptr()) }
+        if !unsafe { sys::epw_comm_try_destroy(self.0.as_ptr()) } {
+            self.3.leak(); // the process keeps it, because kernels may still run
+        }
     }
 }
 

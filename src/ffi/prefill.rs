@@ -24,7 +24,7 @@ pub(crate) struct Prefill(
     Option<Arc<Fabric>>,
     /// The suspects that the program knows of.
     Known,
-    /// Dropped after the C object.
+    /// Dropped after the C object, unless the process keeps that.
     Streams,
     /// On a GPU.
     Option<Mutex<Spare>>,
@@ -57,7 +57,9 @@ impl Drop for Prefill {
                 .for_each(|at| unsafe { sys::epw_routing_free(at.as_ptr()) });
         }
         // SAFETY: created by epw_prefill_create. Routings hold it, so all of them are gone, and this is the last owner.
-        unsafe { sys::epw_prefill_destroy(self.0.as_ptr()) }
+        if !unsafe { sys::epw_prefill_try_destroy(self.0.as_ptr()) } {
+            self.3.leak(); // the process keeps it, because kernels may still run
+        }
     }
 }
 

@@ -6,13 +6,22 @@ use std::sync::{Arc, Mutex, PoisonError};
 #[cfg(feature = "cudarc")]
 use ::cudarc::driver::CudaStream;
 
-/// A stream of each `CudaContext`, until the C object is destroyed. cudarc orders the uses of slices by events only while their
-/// context has a stream that it has made: once the program had dropped its last one, a slice could be freed while a kernel uses
-/// it. The streams are of their own, since one of the program's may be one that cudarc has only wrapped.
+/// A stream of each `CudaContext`, until the C object is destroyed and no kernel of it runs any more. cudarc orders the
+/// uses of slices by events only while their context has a stream that it has made: once the program had dropped its last
+/// one, a slice could be freed while a kernel uses it. The streams are of their own, since one of the program's may be
+/// one that cudarc has only wrapped.
 #[derive(Debug, Default)]
 pub(crate) struct Streams {
     #[cfg(feature = "cudarc")]
     kept: Mutex<Vec<Arc<CudaStream>>>,
+}
+
+impl Streams {
+    /// Keeps them as long as the process lives.
+    pub(super) fn leak(&mut self) {
+        #[cfg(feature = "cudarc")]
+        std::mem::forget(std::mem::take(self));
+    }
 }
 
 #[cfg(feature = "cudarc")]

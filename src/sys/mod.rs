@@ -172,14 +172,17 @@ unsafe extern "C" {
     pub fn epw_interrupt_raise(interrupt: *const epw_interrupt);
     pub fn epw_await_any(all: *const *mut epw_awaited, n: u32, interrupt: *const epw_interrupt, count: u32);
     /// From `c/ep/buffer.h`.
+    pub fn epw_buffer_try_destroy(buffer: *mut epw_buffer) -> bool;
     pub fn epw_buffer_look(awaited: *mut epw_awaited, sleeps: bool, now: u64);
     pub fn epw_buffer_tend(buffer: *mut epw_buffer, handle: epw_handle) -> epw_status;
     /// From `c/coll/parts.h`.
     pub fn epw_comm_look(awaited: *mut epw_awaited, sleeps: bool, now: u64);
     pub fn epw_comm_leave(comm: *mut epw_comm);
+    pub fn epw_comm_try_destroy(comm: *mut epw_comm) -> bool;
     /// From `c/prefill/parts.h`.
     pub fn epw_prefill_look(awaited: *mut epw_awaited, sleeps: bool, now: u64);
     pub fn epw_prefill_tend(prefill: *mut epw_prefill, lane: u32) -> epw_status;
+    pub fn epw_prefill_try_destroy(prefill: *mut epw_prefill) -> bool;
 }
 
 /// From `c/nic/bus.h`, for the doctor.

@@ -797,6 +797,19 @@ static void who_is_no_member_goes_and_comes_beside_operations(void) {
 }
 
 /* The farewell goes to peers that kernels have not told, among them a revoked one. */
+/* Whoever keeps what the kernels use has to know: nobody sees whether they have ended. */
+static void a_buffer_whose_kernel_may_still_run_is_kept(void) {
+    group g = make_gpu_group();
+    epw_dispatch_input in = input_on(FIRST_STREAM, 0);
+    epw_handle handle;
+    CHECK_OK(epw_dispatch(g.of[0], &in, NULL, &handle, NULL));
+    fake.done = 0;
+    CHECK(!epw_buffer_try_destroy(g.of[0]));
+    fake.done = 1;
+    for (uint32_t r = 0; r < 2; r++) CHECK(epw_buffer_try_destroy(g.of[r]));
+    CHECK(epw_buffer_try_destroy(NULL) && fake.depth == 0);
+}
+
 static void a_revoked_peer_is_told_at_the_end(void) {
     group g = make_gpu_group();
     CHECK_OK(epw_buffer_revoke(g.of[0], &(epw_mask){{2}}));
@@ -979,6 +992,7 @@ int main(void) {
     a_membership_that_fails_keeps_who_was_revoked();
     a_disconnect_that_is_not_seen_done_leaves_the_peer_out();
     who_is_no_member_goes_and_comes_beside_operations();
+    a_buffer_whose_kernel_may_still_run_is_kept();
     a_revoked_peer_is_told_at_the_end();
     a_membership_revokes_nobody();
     records_are_taken_once_and_in_order();

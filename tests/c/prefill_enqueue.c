@@ -568,6 +568,20 @@ static void a_count_has_no_place_among_the_operations_of_a_lane(void) {
     destroy_alone(p);
 }
 
+/* Whoever keeps what the kernels use has to know: nobody sees whether they have ended. */
+static void a_buffer_whose_kernel_may_still_run_is_kept(void) {
+    epw_prefill *p = make_alone();
+    epw_routing *r = make_routing(p);
+    p->config.ep.deadline_ns = MS;
+    CHECK_OK(dispatch(p, r, FIRST_STREAM, 0));
+    fake.done = 0;
+    CHECK(!epw_prefill_try_destroy(p));
+    fake.done = 1;
+    epw_routing_free(r);
+    CHECK(epw_prefill_try_destroy(p));
+    CHECK(epw_prefill_try_destroy(NULL) && fake.depth == 0);
+}
+
 /* That the ring's reader does what it should is seen in enqueue.c. */
 static void records_are_taken_from_the_ring_of_the_kernels(void) {
     epw_prefill *p = make_alone();
@@ -612,6 +626,7 @@ int main(void) {
     memory_of_no_rows_is_not_looked_at();
     a_child_frees_routings_of_operations_under_way();
     a_count_has_no_place_among_the_operations_of_a_lane();
+    a_buffer_whose_kernel_may_still_run_is_kept();
     records_are_taken_from_the_ring_of_the_kernels();
     return check_result("prefill_enqueue");
 }
