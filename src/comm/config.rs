@@ -122,6 +122,7 @@ impl CommConfig {
             ranks,
             slots: sizes.slots,
             slot_bytes: sizes.slot_bytes,
+            sms: sizes.sms,
             control_bytes: sizes.control_bytes,
             ring_bytes: sizes.ring_bytes,
             heap_bytes: sizes.heap_bytes,
@@ -179,6 +180,8 @@ pub struct CommPlan {
     pub slots: u32,
     /// Bytes that a slot carries.
     pub slot_bytes: u32,
+    /// On a GPU: the most thread blocks of a kernel, each of which takes an SM. 0 on the host.
+    pub sms: u32,
     /// Signal words, greetings and reports of mismatches; on a GPU also the places of small and medium messages.
     pub control_bytes: u64,
     /// Rings from all ranks: on the host two from each, for collectives and for sends and receives; on a GPU three for
@@ -263,6 +266,20 @@ mod tests {
         let text = queues.plan(4).unwrap().to_string();
         assert!(text.contains("for peers behind queues, if all others are such peers\n"), "{text}");
         assert!(text.ends_with("MiB  their queues"), "the host has no inbox: {text}");
+    }
+
+    #[test]
+    fn a_plan_has_as_many_thread_blocks_as_a_gpu_gets() {
+        let sms = |config: CommConfig| config.plan(2).map(|plan| plan.sms);
+        assert_eq!(sms(CommConfig::default()).unwrap(), 0);
+        let on_gpu = || CommConfig::default().device(Device::Cuda(0));
+        if !cfg!(feature = "cuda") || option_env!("DOCS_RS").is_some() {
+            assert!(matches!(sms(on_gpu()), Err(crate::Error::NoPath(_))));
+            return;
+        }
+        let queues = Paths { queue: true, ..Paths::default() };
+        let found = [on_gpu(), on_gpu().paths(queues), on_gpu().sms(7)].map(|config| sms(config).unwrap());
+        assert_eq!(found, [32, 8, 7]);
     }
 
     #[test]

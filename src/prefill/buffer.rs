@@ -167,8 +167,14 @@ impl PrefillBuffer {
         self.inner.ffi.disconnect(peer)
     }
 
-    /// Whether the path to `peer` carries words both ways and its process is alive: as
-    /// [`EpBuffer::probe_blocking`](crate::EpBuffer::probe_blocking).
+    /// Checks that the path to `peer` carries words in both directions and that its process is alive: as
+    /// [`EpBuffer::probe`](crate::EpBuffer::probe). Never blocks the executor.
+    pub async fn probe(&self, peer: u32, timeout: Duration) -> Result<()> {
+        let inner = self.inner.clone();
+        spawn_blocking("probe", self.rank(), move || inner.ffi.probe(peer, timeout)).await
+    }
+
+    /// [`PrefillBuffer::probe`] on this thread. Not for a thread that serves an async executor.
     pub fn probe_blocking(&self, peer: u32, timeout: Duration) -> Result<()> {
         self.inner.ffi.probe(peer, timeout)
     }

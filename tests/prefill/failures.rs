@@ -37,6 +37,20 @@ async fn dispatch_when_free(buffer: &PrefillBuffer, sent: &Sent, memory: &mut Me
 }
 
 #[test]
+fn a_probe_is_answered_by_who_is_connected() {
+    ranks(&config(), |buffer| {
+        for peer in (0..buffer.ranks()).filter(|peer| *peer != buffer.rank()) {
+            block_on(buffer.probe(peer, PATIENT)).unwrap();
+            buffer.probe_blocking(peer, PATIENT).unwrap();
+        }
+    });
+    let buffer = PrefillBuffer::unconnected(0, RANKS as u32, config()).unwrap();
+    for ended in [block_on(buffer.probe(1, PATIENT)), buffer.probe_blocking(1, PATIENT)] {
+        assert!(matches!(&ended, Err(Error::State(failure)) if failure.peer == Some(1)), "{ended:?}");
+    }
+}
+
+#[test]
 fn sums_say_which_rank_they_lack() {
     ranks(&impatient(), |buffer| {
         let rank = buffer.rank() as usize;
