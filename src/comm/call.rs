@@ -285,6 +285,11 @@ impl<S: Source, R: Target<Item = S::Item, Memory = S::Memory>> Call<(S, R)> {
         Self { buffers: (send, recv), spans: both, shape }
     }
 
+    /// See [`Comm::broadcast_from`](super::Comm::broadcast_from).
+    pub fn broadcast_from(send: S, recv: R, root: u32) -> Self {
+        Self::out_of_place(send, recv, Shape::of(sys::EPW_BROADCAST).at(root))
+    }
+
     /// See [`Comm::all_reduce`](super::Comm::all_reduce).
     pub fn all_reduce(send: S, recv: R, reduction: Reduction) -> Self {
         Self::out_of_place(send, recv, Shape::all_reduce(reduction))
@@ -494,10 +499,24 @@ impl Lowered {
             sys::EPW_BARRIER => 0,
             sys::EPW_SEND => sends,
             sys::EPW_RECV => receives,
-            sys::EPW_BROADCAST => {
+            sys::EPW_BROADCAST if spans.in_place => {
                 op.send = if is_root { recv.cast_const().cast() } else { ptr::null() };
                 receives
             }
+            sys::EPW_BROADCAST if !is_root => {
+                op.send = ptr::null();
+                receives
+            }
+            sys::EPW_BROADCAST if receives == 0 => {
+                op.recv = ptr::null_mut(); // the root keeps no copy
+                sends
+            }
+            sys::EPW_BROADCAST if sends != receives => {
+                return wrong(format!(
+                    "send has {sends} elements, recv of the root {receives}: both must have the same number, or recv none"
+                ));
+            }
+            sys::EPW_BROADCAST => sends,
             sys::EPW_ALL_REDUCE | sys::EPW_REDUCE if spans.in_place => {
                 op.send = recv.cast_const().cast();
                 if shape.kind == sys::EPW_REDUCE && !is_root {

@@ -66,7 +66,7 @@
 //! | `ncclMemAlloc` | `MPI_Alloc_mem`, `MPI_Win_allocate` | [`Comm::alloc`], on a GPU [`Comm::alloc_gpu`] |
 //! | `ncclMemFree` | `MPI_Free_mem`, `MPI_Win_free` | drop the [`CommBuffer`] or [`GpuBuffer`] |
 //! | `ncclCommRegister`, `ncclCommDeregister` | `MPI_Win_create` | [`Comm::register`], [`Registration::deregister`]; not needed on the host, see [Memory](#memory) |
-//! | `ncclBroadcast`, `ncclBcast` | `MPI_Bcast` | [`Comm::broadcast`] |
+//! | `ncclBroadcast`, `ncclBcast` | `MPI_Bcast` | [`Comm::broadcast_from`], in place [`Comm::broadcast`] |
 //! | `ncclAllReduce` | `MPI_Allreduce`; in place `MPI_IN_PLACE` | [`Comm::all_reduce`], [`Comm::all_reduce_in_place`] |
 //! | `ncclReduce` | `MPI_Reduce` | [`Comm::reduce`], [`Comm::reduce_in_place`] |
 //! | `ncclReduceScatter` | `MPI_Reduce_scatter_block`, `MPI_Reduce_scatter` | [`Comm::reduce_scatter`], [`Comm::reduce_scatter_blocks`], each also in place |

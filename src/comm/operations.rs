@@ -26,7 +26,8 @@ impl Comm {
     }
 
     /// Copies the root's `buffer` to that of every member: in place, as `MPI_Bcast`. The same number of elements
-    /// everywhere. At the root it may end before the others have read it.
+    /// everywhere. At the root it may end before the others have read it. [`Comm::broadcast_from`] is the form out of
+    /// place.
     pub fn broadcast<R>(&self, buffer: R, root: u32) -> Work<R>
     where
         R: Output + Send + 'static,
@@ -37,6 +38,27 @@ impl Comm {
     /// [`Comm::broadcast`] on this thread.
     pub fn broadcast_blocking<T: Number>(&self, buffer: &mut [T], root: u32) -> Result<Outcome> {
         self.run_blocking(Call::broadcast(buffer, root))
+    }
+
+    /// Copies the root's `send` to `recv` of every member, as `ncclBroadcast`. The same number of elements everywhere; the
+    /// root's own `recv` may be empty, and then it keeps no copy. Elsewhere `send` is not read, and may be empty. One rank
+    /// may call this and another [`Comm::broadcast`]: they match.
+    pub fn broadcast_from<S, R>(&self, send: S, recv: R, root: u32) -> Work<(S, R)>
+    where
+        S: Input + Send + 'static,
+        R: Output<Item = S::Item> + Send + 'static,
+    {
+        self.begin(Call::broadcast_from(send, recv, root))
+    }
+
+    /// [`Comm::broadcast_from`] on this thread.
+    pub fn broadcast_from_blocking<T: Number>(
+        &self,
+        send: &[T],
+        recv: &mut [T],
+        root: u32,
+    ) -> Result<Outcome> {
+        self.run_blocking(Call::broadcast_from(send, recv, root))
     }
 
     /// Element i of `recv` becomes the [reduction](Reduction) of element i of all members' `send`, on every member.

@@ -118,6 +118,16 @@ pub(crate) fn all<T: Small>(comm: &Comm, n: usize, reduction: Reduction, from: u
     let mut buffer = within(if is_root { own::<T>(me, n) } else { vec![zero; n] });
     complete(comm.broadcast_blocking(&mut buffer, root));
     assert_eq!(*buffer, own::<T>(root as usize, n));
+    for (keeps, mixed) in [(true, false), (false, false), (true, true)] {
+        let send = if is_root { within(own::<T>(me, n)) } else { none() };
+        let mut recv = if is_root && !keeps { none() } else { within(vec![zero; n]) };
+        complete(match mixed && !is_root {
+            true => comm.broadcast_blocking(&mut recv, root),
+            false => comm.broadcast_from_blocking(&send, &mut recv, root),
+        });
+        assert_eq!(*recv, own::<T>(root as usize, recv.len()));
+        assert_eq!(*send, if is_root { own::<T>(me, n) } else { Vec::new() });
+    }
 
     let (send, mut recv) = (within(own::<T>(me, n)), within(vec![zero; n]));
     complete(comm.all_reduce_blocking(&send, &mut recv, reduction));

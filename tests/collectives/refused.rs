@@ -35,6 +35,11 @@ fn a_call_that_cannot_be_says_which_size_is_wrong_and_gives_its_buffers_back() {
         refused(comm.gather_in_place_blocking(three, comm.rank()), "the buffer has 3 elements");
         refused(comm.scatter_in_place_blocking(three, comm.rank()), "the buffer has 3 elements");
         refused(comm.broadcast_blocking(three, 2), "root is 2, must be below 2");
+        refused(comm.broadcast_from_blocking(&[1f32; 3], three, 2), "root is 2, must be below 2");
+        refused(
+            comm.broadcast_from_blocking(two, three, comm.rank()),
+            "send has 2 elements, recv of the root 3",
+        );
         refused(comm.send_blocking(two, 0, 1 << 31), "tag is 2147483648");
         let blocks = |counts: &[usize]| Blocks::new(counts);
         refused(

@@ -158,6 +158,16 @@ fn every_collective(r: &Rank) {
             |_, recv| host.broadcast_blocking(recv, root),
         );
         r.compare(
+            [at_root(n), n],
+            |send, recv| gpu.enqueue(Call::broadcast_from(send, recv, root), r.stream()),
+            |send, recv| host.broadcast_from_blocking(send, recv, root),
+        );
+        r.compare(
+            [n, n - at_root(n)],
+            |send, recv| gpu.enqueue(Call::broadcast_from(send, recv, root), r.stream()),
+            |send, recv| host.broadcast_from_blocking(send, recv, root),
+        );
+        r.compare(
             [n, at_root(n * ranks)],
             |send, recv| gpu.enqueue(Call::gather(send, recv, root), r.stream()),
             |send, recv| host.gather_blocking(send, recv, root),

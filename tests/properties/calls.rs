@@ -207,9 +207,14 @@ impl Call {
 
         match self.kind {
             Kind::Barrier => self.pending(comm, Op::barrier(), |()| Vec::<Vec<T>>::new(), vec![]),
-            Kind::Broadcast => {
+            Kind::Broadcast if self.in_place => {
                 let buffer = if is_root { given(root, n) } else { blank(n) };
                 self.pending(comm, Op::broadcast(buffer, at), one, vec![given(root, n)])
+            }
+            Kind::Broadcast => {
+                let send = if is_root { given(root, n) } else { Vec::new() };
+                let call = Op::broadcast_from(send.clone(), blank(n), at);
+                self.pending(comm, call, both, vec![send, given(root, n)])
             }
             Kind::AllReduce if self.in_place => {
                 self.pending(comm, Op::all_reduce_in_place(given(me, n), by), one, vec![folded(n)])
