@@ -118,7 +118,6 @@ impl Case {
         let input = match (self.collective, self.in_place) {
             (Collective::AllGather, true) => &mut recv[rank as usize * block..][..block],
             (Collective::Gather, true) if self.is_root() => &mut recv[..block],
-            (Collective::Broadcast, _) if self.is_root() => recv,
             (Collective::Broadcast | Collective::Scatter, _) if !self.is_root() => return,
             (_, true) => self.one(send, recv),
             (_, false) => send,

@@ -39,9 +39,8 @@ fn copied(collective: Collective, ranks: u64, bytes: u64) -> Option<Traffic> {
         Collective::AllReduce | Collective::Reduce | Collective::ReduceScatter | Collective::Barrier => {
             return None;
         }
-        Collective::AllGather => (ranks * bytes, (ranks + 1) * bytes),
+        Collective::AllGather | Collective::Broadcast => (ranks * bytes, (ranks + 1) * bytes),
         Collective::AllToAll | Collective::SendRecv => (ranks * bytes, 2 * ranks * bytes),
-        Collective::Broadcast => ((ranks - 1) * bytes, ranks * bytes),
         Collective::Gather | Collective::Scatter => (bytes, 2 * bytes),
     };
     (received > 0).then_some(Traffic { read: received, written: received, extent })
@@ -155,7 +154,8 @@ impl Subject<'_> {
             (Collective::AllGather, true) => comm.all_gather_in_place_blocking(recv),
             (Collective::AllToAll, false) => comm.all_to_all_blocking(send, recv),
             (Collective::AllToAll, true) => comm.all_to_all_in_place_blocking(recv),
-            (Collective::Broadcast, _) => comm.broadcast_blocking(recv, 0),
+            (Collective::Broadcast, false) => comm.broadcast_from_blocking(send, recv, 0),
+            (Collective::Broadcast, true) => comm.broadcast_blocking(recv, 0),
             (Collective::Gather, false) => comm.gather_blocking(send, recv, 0),
             (Collective::Gather, true) => comm.gather_in_place_blocking(case.one(send, recv), 0),
             (Collective::Scatter, false) => comm.scatter_blocking(send, recv, 0),

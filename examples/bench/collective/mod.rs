@@ -114,7 +114,7 @@ pub struct Figures {
 
 impl Collective {
     pub fn has_in_place(self) -> bool {
-        !matches!(self, Self::Broadcast | Self::SendRecv | Self::Barrier)
+        !matches!(self, Self::SendRecv | Self::Barrier)
     }
 
     fn bus_factor(self, ranks: u32) -> f64 {

@@ -214,7 +214,8 @@ impl Subject<'_> {
             (Collective::AllGather, true) => comm.enqueue(Call::all_gather_in_place(recv), stream),
             (Collective::AllToAll, false) => comm.enqueue(Call::all_to_all(send(), recv), stream),
             (Collective::AllToAll, true) => comm.enqueue(Call::all_to_all_in_place(recv), stream),
-            (Collective::Broadcast, _) => comm.enqueue(Call::broadcast(recv, 0), stream),
+            (Collective::Broadcast, false) => comm.enqueue(Call::broadcast_from(send(), recv, 0), stream),
+            (Collective::Broadcast, true) => comm.enqueue(Call::broadcast(recv, 0), stream),
             (Collective::Gather, false) => comm.enqueue(Call::gather(send(), recv, 0), stream),
             (Collective::Gather, true) => {
                 comm.enqueue(Call::gather_in_place(case.one(of_send, recv), 0), stream)
