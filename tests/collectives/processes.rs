@@ -1,4 +1,5 @@
-//! Ranks as processes of this very program: communicators, a subset and a buffer together, and a rank that dies.
+//! Ranks as processes of this very program: communicators, a subset and buffers of decode and prefill together, and a
+//! rank that dies.
 
 use std::pin::Pin;
 use std::time::{Duration, Instant};
@@ -9,6 +10,9 @@ use epwire::group::GroupOptions;
 use epwire::launch::{
     Launch,
     spawn::{Ended, Ranks},
+};
+use epwire::prefill::{
+    PrefillBuffer, PrefillCombine, PrefillCombineOutput, PrefillConfig, PrefillLayout, PrefillOutput,
 };
 use epwire::rendezvous::driver::{Heartbeat, Server, ServerOptions};
 use epwire::{
@@ -91,6 +95,31 @@ fn exchange(buffer: &EpBuffer) -> Mask {
     let present = buffer.membership().unwrap().active.minus(&outcome.missing);
     assert!(out.iter().all(|x| x.to_f32() == present.len() as f32), "{present:?}: {}", out[0]);
     present
+}
+
+const MANY: usize = 64;
+
+/// Sends so many tokens, more than the rings hold, to an expert of each rank and back, through `prefill`.
+fn exchange_many(prefill: &PrefillBuffer, tokens: usize) {
+    let ranks = prefill.ranks() as usize;
+    let value = |token: usize| bf16::from_f32(1.0 + (token % 7) as f32);
+    let x: Vec<bf16> = (0..tokens * HIDDEN).map(|at| value(at / HIDDEN)).collect();
+    let experts: Vec<i32> = (0..tokens * ranks).map(|at| (at % ranks) as i32).collect();
+    let weights = vec![1f32; experts.len()];
+    let input = Dispatch::new(TensorRef::new(&x, HIDDEN), TensorRef::new(&experts, ranks))
+        .weights(TensorRef::new(&weights, ranks));
+    let capacity = MANY * ranks;
+    let mut rows = HostBuffer::<bf16>::zeroed(capacity * HIDDEN);
+    let output =
+        PrefillOutput::new(PrefillLayout::Packed { alignment: 1 }, capacity).rows(TensorMut::new(&mut rows));
+    let (mut routing, outcome) = prefill.dispatch_blocking(input, output).unwrap();
+    complete(Ok(outcome));
+    let mut out = HostBuffer::<bf16>::zeroed(tokens * HIDDEN);
+    let made = PrefillCombine::new(TensorRef::new(&rows, HIDDEN));
+    let sums = PrefillCombineOutput::new(TensorMut::new(&mut out));
+    complete(prefill.combine_blocking(&mut routing, made, sums));
+    let is_sum = |(at, sum): (usize, &bf16)| sum.to_f32() == ranks as f32 * value(at / HIDDEN).to_f32();
+    assert!(out.iter().enumerate().all(is_sum), "{tokens} tokens");
 }
 
 fn config(ranks: u32) -> EpConfig {
@@ -207,6 +236,8 @@ fn mixing_rank() {
     let (rank, ranks) = (group.rank(), group.world());
     let comm_config = CommConfig::default().deadline(DEADLINE * 4).heap_bytes(1 << 20);
     let buffer = EpBuffer::create_blocking(&group, config(ranks).deadline(DEADLINE * 4)).unwrap();
+    let many = EpConfig::new(MANY as u32, HIDDEN as u32, ranks, ranks).deadline(DEADLINE * 4).threads(1);
+    let prefill = PrefillBuffer::create_blocking(&group, PrefillConfig::new(many).ring_tokens(16)).unwrap();
     let first = Comm::create_blocking(&group, comm_config.clone()).unwrap();
     let second = Comm::create_blocking(&group, comm_config).unwrap();
     let middle = ranks.div_ceil(2);
@@ -218,13 +249,17 @@ fn mixing_rank() {
     // As many as ever with four ranks, fewer where each of them takes longer.
     for round in 0..if ranks == 4 { 60u64 } else { 60 / u64::from(ranks + 2) } {
         group.step_blocking().unwrap();
-        // Each rank uses its own order; -1 is the buffer.
+        // Each rank uses its own order; -1 is one of the buffers, in which ranks wait for each other.
         let mut order = [0, 1, 2, -1i32];
         own.shuffle(&mut order);
         let mut begun = Vec::new();
         for what in order {
             let Some(comm) = usize::try_from(what).ok().map(|at| comms[at]) else {
-                assert_eq!(exchange(&buffer), all);
+                if round % 2 == 0 {
+                    assert_eq!(exchange(&buffer), all);
+                } else {
+                    exchange_many(&prefill, own.range(1, MANY));
+                }
                 continue;
             };
             let mut shared = Random::new(round * 10 + what as u64);
@@ -239,7 +274,7 @@ fn mixing_rank() {
     }
     // Nobody leaves before all have received everything from it.
     group.barrier_blocking("end").unwrap();
-    drop((half, first, second, buffer));
+    drop((half, first, second, prefill, buffer));
     group.leave_blocking().unwrap();
 }
 
