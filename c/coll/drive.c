@@ -204,13 +204,17 @@ static void greet(epw_comm *comm, epw_coll_peer *p, uint64_t now) {
     }
 }
 
+/* Whether the peer has to begin the epoch before this rank may write to it, as it would. */
+static bool awaits_beginning(const epw_comm *comm, const epw_coll_peer *p) {
+    return !p->begun && (p->out.open || points_have_more(comm, p));
+}
+
 static void look_at(epw_comm *comm, epw_coll_peer *p, uint64_t now) {
     for (uint32_t c = 0; c < EPW_CHANNELS; c++) {
         if (awaits_messages(comm, p, c)) look(comm, p, c, EPW_WORD_POSTED, now);
         if (awaits_taken(comm, p, c)) look(comm, p, c, EPW_WORD_TAKEN, now);
     }
-    if (!p->begun && (p->out.open || points_have_more(comm, p)))
-        look(comm, p, EPW_CHANNEL_COLLECTIVE, EPW_WORD_TAKEN, now);
+    if (awaits_beginning(comm, p)) look(comm, p, EPW_CHANNEL_COLLECTIVE, EPW_WORD_TAKEN, now);
     greet(comm, p, now);
     if (!p->reads && (p->out.open || points_have_more(comm, p))) {
         uint64_t may =
@@ -679,8 +683,11 @@ static bool has_news(epw_comm *comm) {
             if (awaits_messages(comm, p, c) && says_more(comm, posted, ring->seen)) return true;
             if (awaits_taken(comm, p, c) && says_more(comm, taken, ring->taken)) return true;
             epw_sight seen = epw_glance_at(&comm->peers, c, peer);
+            /* A step judges the peer by the channels that it reads. */
+            bool reads = awaits_messages(comm, p, c) || awaits_taken(comm, p, c) ||
+                         (c == EPW_CHANNEL_COLLECTIVE && awaits_beginning(comm, p));
             bool heeded = p->gone != EPW_CAUSE_NONE && has_ended(comm, p, c);
-            if (!heeded && epw_rule_gone(seen, comm->own_word) != EPW_CAUSE_NONE) return true;
+            if (reads && !heeded && epw_rule_gone(seen, comm->own_word) != EPW_CAUSE_NONE) return true;
             begun &= epw_ring_begun(seen, comm->own_word);
         }
         if (begun && !p->begun) return true;

@@ -42,7 +42,7 @@ void epw_points_end(epw_comm *comm, epw_status status);
 
 /* Frees all transfers, when a membership begins or the communicator is destroyed. */
 void epw_points_forget(epw_comm *comm);
-/* The second also after the first has failed. */
+/* epw_points_free may be called after epw_points_make has failed. */
 bool epw_points_make(epw_comm *comm);
 void epw_points_free(epw_comm *comm);
 

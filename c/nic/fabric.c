@@ -3,7 +3,7 @@
  * they are for. */
 #include "nic/fabric.h"
 
-#include "base/clock.h"
+#include "base/condition.h"
 #include "base/log.h"
 #include "base/little_endian.h"
 #include "base/thread.h"
@@ -343,7 +343,7 @@ static epw_status dial(epw_fabric *fabric, const epw_dial_order *order, waiter *
     if (status != EPW_OK) return status;
     w->next = fabric->waiters;
     fabric->waiters = w;
-    struct timespec at = {(time_t)(until / 1000000000u), (long)(until % 1000000000u)};
+    struct timespec at = epw_until(until, 0);
     int err = 0;
     while (!w->done && err == 0) err = pthread_cond_timedwait(&fabric->told, &fabric->lock, &at);
     waiter **from = &fabric->waiters;
@@ -591,14 +591,9 @@ static epw_status start(epw_fabric *fabric, epw_where where) {
     return EPW_OK;
 }
 
-/* Its waits use the clock of base/clock.h. */
 static void make_locks(epw_fabric *fabric) {
-    pthread_condattr_t clock;
-    pthread_condattr_init(&clock);
-    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
     pthread_mutex_init(&fabric->lock, NULL);
-    pthread_cond_init(&fabric->told, &clock);
-    pthread_condattr_destroy(&clock);
+    epw_condition_init(&fabric->told);
 }
 
 static const char *nic_text(uint32_t nic) {

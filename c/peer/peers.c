@@ -1,25 +1,21 @@
 /* See peers.h: creating and destroying, checks of ranks, and suspects. */
 #include "peer/peers.h"
 
+#include "base/condition.h"
 #include "base/log.h"
 #include "nic/fabric.h"
 #include "peer/tell.h"
 
 #include <stdlib.h>
 
-/* Waits for a turn to probe use the clock of base/clock.h. */
 static void make_locks(epw_peers *peers) {
-    pthread_condattr_t clock;
-    pthread_condattr_init(&clock);
-    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
     pthread_mutex_init(&peers->lock, NULL);
     pthread_mutex_init(&peers->probe_lock, NULL);
-    pthread_cond_init(&peers->probe_ended, &clock);
+    epw_condition_init(&peers->probe_ended);
     pthread_mutex_init(&peers->ask_lock, NULL);
     pthread_mutex_init(&peers->answer_lock, NULL);
     pthread_mutex_init(&peers->answerer.lock, NULL);
     pthread_cond_init(&peers->answerer.wake, NULL);
-    pthread_condattr_destroy(&clock);
 }
 
 epw_status epw_peers_create(epw_peers *peers, const epw_peers_options *options) {

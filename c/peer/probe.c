@@ -18,7 +18,7 @@
 #include "peer/remote.h"
 #include "peer/sleep.h"
 
-#include "base/clock.h"
+#include "base/condition.h"
 #include "base/readable.h"
 #include "base/thread.h"
 
@@ -220,7 +220,12 @@ static epw_status fail_broken(epw_peers *peers, epw_where where) {
                     *text != '\0' ? ": " : "; connect it again", text);
 }
 
-static epw_status await_answer(epw_peers *peers, uint64_t number, uint64_t timeout_ns, epw_where where) {
+static unsigned long long ms_of(uint64_t ns) {
+    return ns / 1000000u;
+}
+
+static epw_status await_answer(epw_peers *peers, uint64_t number, uint64_t timeout_ns, uint64_t spent_ns,
+                               epw_where where) {
     _Atomic uint32_t *sleepers = epw_sleepers_in(own(peers));
     uint64_t began = epw_now_ns(), waited = 0, rung = 0;
     look l = {0};
@@ -239,10 +244,12 @@ static epw_status await_answer(epw_peers *peers, uint64_t number, uint64_t timeo
     if (peers->gpu == NULL) atomic_fetch_sub_explicit(sleepers, 1, memory_order_relaxed);
     if (status != EPW_OK || l.seen == number) return status;
     if (l.broken) return fail_broken(peers, where);
-    return epw_fail(EPW_ERR_TIMEOUT, where,
-                    "its process has not answered a probe of the path within %llu ms: it is stopped, or the "
-                    "path is broken; allow it more time, or leave it out and disconnect it",
-                    (unsigned long long)(timeout_ns / 1000000u));
+    return epw_fail(
+        EPW_ERR_TIMEOUT, where,
+        "its process has not answered a probe of the path within %llu ms, after %llu ms of other "
+        "threads' probes: it is stopped, or the path is broken; allow it more time, or leave it out "
+        "and disconnect it",
+        ms_of(timeout_ns), ms_of(spent_ns));
 }
 
 /* Accessing host memory that has failed would end this process, so the kernel reads it first. */
@@ -295,24 +302,23 @@ static bool must_wait(const epw_peers *peers, uint32_t peer) {
     return peers->gpu != NULL ? !epw_mask_empty(&peers->probed) : epw_mask_has(&peers->probed, peer);
 }
 
-/* Waits for this probe's turn, and deducts what that takes from the time. Returns the question's number; 0:
- * the time is over. */
+/* Waits for this probe's turn, and deducts what that takes from the time, of which some must be left then.
+ * Returns the question's number; 0: the time is over. */
 static uint64_t take_turn(epw_peers *peers, uint32_t peer, uint64_t *timeout_ns) {
     uint64_t began = epw_now_ns(), waited = 0, number = 0;
-    uint64_t until = *timeout_ns < UINT64_MAX / 2 - began ? began + *timeout_ns : UINT64_MAX / 2;
-    struct timespec at = {(time_t)(until / 1000000000u), (long)(until % 1000000000u)};
+    struct timespec at = epw_until(began, *timeout_ns);
     int err = 0;
     pthread_mutex_lock(&peers->probe_lock);
     while (must_wait(peers, peer) && err == 0) {
         err = pthread_cond_timedwait(&peers->probe_ended, &peers->probe_lock, &at);
         waited = epw_now_ns() - began;
     }
-    if (!must_wait(peers, peer)) {
+    if (!must_wait(peers, peer) && (waited == 0 || waited < *timeout_ns)) {
         epw_mask_add(&peers->probed, peer);
         number = ++peers->questions;
     }
     pthread_mutex_unlock(&peers->probe_lock);
-    *timeout_ns -= waited < *timeout_ns ? waited : *timeout_ns;
+    if (number > 0) *timeout_ns -= waited;
     return number;
 }
 
@@ -331,12 +337,12 @@ epw_status epw_peers_probe(epw_peers *peers, uint32_t peer, uint64_t timeout_ns)
     if (number == 0)
         return epw_fail(EPW_ERR_TIMEOUT, where,
                         "probes by other threads have not ended within %llu ms: allow it more time",
-                        (unsigned long long)(timeout_ns / 1000000u));
+                        ms_of(timeout_ns));
     if (peer == peers->rank) {
         status = probe_own(peers, number, left_ns, where);
     } else {
         status = ask(peers, number, where);
-        if (status == EPW_OK) status = await_answer(peers, number, left_ns, where);
+        if (status == EPW_OK) status = await_answer(peers, number, left_ns, timeout_ns - left_ns, where);
     }
     end_turn(peers, peer);
     return status;

@@ -281,7 +281,8 @@ __device__ __noinline__ inline void post_answers(const Combine &a, const Operati
     }
 }
 
-// Counts the answers to a peer, after it was told. Called by the last block to send.
+// Counts the answers to a peer, which is told first if it is mapped, and next if it is behind a queue. Called by the last block
+// to send.
 __device__ __noinline__ inline void count_answers(const Combine &a, const Operation &o, const AnswerShared &s, uint32_t peer) {
     if (peer >= o.ranks || !has(o.present, peer) || has(o.suspects, peer) || has(o.missing, peer)) return;
     const uint32_t answers = a.counts_answers() ? o.state->owed[peer] : s.received[peer];

@@ -9,7 +9,7 @@ use crate::mask::Mask;
 use crate::rendezvous::removal::Findings;
 
 /// The questions of the group. A new question, asked because more has become known, replaces one that is still being
-/// examined: the answer to the older one would no longer count, and a buffer probes only one path at a time.
+/// examined: the answer to the older one would no longer count, and a buffer on a GPU probes one path at a time.
 #[derive(Debug, Default)]
 pub(super) struct Survey {
     /// The newest change that the group has asked about; they are numbered in ascending order.

@@ -48,8 +48,8 @@ pub(crate) struct Pace {
     current: Decision,
     /// The memberships that come after it, each from its step on.
     due: VecDeque<Due>,
-    /// Members of a membership before the one of this epoch that are no longer members from then on, and will end no
-    /// further step.
+    /// By the epoch of a membership: ranks of earlier ones that it leaves out, except those that still end their
+    /// steps.
     removed: BTreeMap<u32, Mask>,
     /// The last step begun.
     begun: u64,

@@ -280,6 +280,28 @@ static void a_queue_that_breaks_is_noticed(void) {
     close_comms(&c);
 }
 
+/* Of the other channel nothing is awaited: that its queue breaks is no news, again and again. */
+static void a_queue_that_nobody_awaits_may_break(void) {
+    epw_comm_config config = EPW_COMM_CONFIG_INIT;
+    config.deadline_ns = LONG_NS;
+    comms c = open_comms(2, config);
+    activate_comms(&c, 1);
+    epw_work works[2];
+    for (uint32_t r = 0; r < 2; r++) {
+        epw_call call = EPW_CALL_INIT;
+        call.work = &works[r];
+        CHECK_OK(epw_barrier(c.of[r], &call, NULL));
+        if (r > 0) continue;
+        epw_awaited a = {.look = epw_comm_look, .owner = c.of[0], .of = works[0]};
+        settle(c.of[0], works[0], &a);
+        epw_end_break(&epw_way_to(&c.of[0]->peers, EPW_CHANNEL_POINT, 1)->end);
+        await_all(&a, 1, NULL, 20 * MS);
+        CHECK_MSG(!a.ready, "it stays ready");
+    }
+    for (uint32_t r = 0; r < 2; r++) CHECK_OK(epw_work_wait(c.of[r], works[r], UINT64_MAX, NULL));
+    close_comms(&c);
+}
+
 typedef struct revoking {
     epw_buffer *buffer;
     uint64_t revoked;
@@ -361,5 +383,6 @@ int main(void) {
     a_peer_that_has_begun_on_one_channel_is_no_news();
     setenv("EPW_TEST_PATH", "queue", 1);
     a_queue_that_breaks_is_noticed();
+    a_queue_that_nobody_awaits_may_break();
     return check_result("await_any");
 }

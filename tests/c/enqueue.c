@@ -796,7 +796,6 @@ static void who_is_no_member_goes_and_comes_beside_operations(void) {
     destroy(&g);
 }
 
-/* The farewell goes to peers that kernels have not told, among them a revoked one. */
 /* Whoever keeps what the kernels use has to know: nobody sees whether they have ended. */
 static void a_buffer_whose_kernel_may_still_run_is_kept(void) {
     group g = make_gpu_group();
@@ -810,6 +809,7 @@ static void a_buffer_whose_kernel_may_still_run_is_kept(void) {
     CHECK(epw_buffer_try_destroy(NULL) && fake.depth == 0);
 }
 
+/* The farewell goes to peers that kernels have not told, among them a revoked one. */
 static void a_revoked_peer_is_told_at_the_end(void) {
     group g = make_gpu_group();
     CHECK_OK(epw_buffer_revoke(g.of[0], &(epw_mask){{2}}));

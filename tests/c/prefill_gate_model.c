@@ -139,10 +139,16 @@ static void leave(state *s, unsigned l, block *b) {
     if (is_over(s, l)) follow_on(s, l);
 }
 
+/* Whether the grid's first block finds that ranks are absent from the kernel's operation: from every other.
+ */
+static bool has_absent(const lane *on) {
+    return on->kernel % 2 == 1;
+}
+
 static void come(lane *on, block *b, bool first) {
     uint32_t before = on->gate;
     if (first) {
-        on->gate |= EPW_GATE_FIRST;
+        on->gate |= EPW_GATE_FIRST | (has_absent(on) ? EPW_GATE_ABSENT : 0);
     } else {
         on->gate++;
     }
@@ -196,6 +202,8 @@ static bool look(state *s, unsigned l, block *b, bool for_too_long) {
         on->worked += b->at == MEETS;
         BREAKS(b->at == MEETS && workers(s, l, b->blocks) < b->blocks,
                "a block works before all that will work have an SM");
+        BREAKS(b->at == MEETS && ((on->gate & EPW_GATE_ABSENT) != 0) != has_absent(on),
+               "a block takes another view of who takes part than the first one");
         return true;
     }
     if (for_too_long) {

@@ -339,7 +339,9 @@ static epw_status begin_epoch(void *user, const epw_mask *active, uint64_t epoch
     if (error == cudaSuccess) error = epw_coll_gpu_begin_epoch(&args, comm->peers.gpu->stream);
     if (error != cudaSuccess) {
         status = epw_fail_cuda(error, where, "launch of the membership kernel");
-        (void)epw_coll_gpu_lend(comm, &comm->peers.active); /* the old epoch goes on */
+        /* The old epoch goes on, once nothing reads the list of the new one any more. */
+        if (epw_peers_settle_change(&comm->peers, where) == EPW_OK)
+            (void)epw_coll_gpu_lend(comm, &comm->peers.active);
     }
     epw_cuda_leave();
     if (status != EPW_OK) return status;

@@ -8,7 +8,7 @@ use super::state::{Life, Machine, Member, Role, Settings};
 use crate::rendezvous::codec::{Reader, Wire, WireError};
 
 /// Increases whenever anything that is written changes, including every type in it.
-const VERSION: u16 = 11;
+const VERSION: u16 = 12;
 
 impl Machine {
     /// All that this machine knows, for [`Machine::restore`].

@@ -211,7 +211,7 @@ fn a_snapshot_of_another_version_names_the_file() {
     bytes.extend(frame(HEADER_BYTES as u64, &body));
     fs::write(folder.state(), &bytes).unwrap();
     let error = open(&folder.state()).unwrap_err().to_string();
-    assert!(error.contains("state: its snapshot: bytes of version 12 (this side: 11); "), "{error}");
+    assert!(error.contains("state: its snapshot: bytes of version 13 (this side: 12); "), "{error}");
 }
 
 #[test]
