@@ -1039,7 +1039,10 @@ EPW_API epw_status epw_dequantize_fp8(uint32_t payload, uint32_t dtype, uint64_t
  *     NCCL                         MPI                              here
  *     ncclCommInitRank             MPI_Init                         epw_comm_create, epw_comm_connect
  *     ncclCommUserRank, -Count     MPI_Comm_rank, MPI_Comm_size     rank and ranks of epw_comm_config
- *     ncclCommSplit                MPI_Comm_split                   epw_comm_subset
+ *     ncclCommSplit                MPI_Comm_split, MPI_Comm_dup     epw_comm_subset
+ *     ncclCommAbort                MPI_Comm_revoke (ULFM)           epw_comm_revoke: waits for some ranks end
+ *     ncclCommShrink               MPI_Comm_shrink (ULFM)           epw_comm_set_active
+ *     ncclCommGetAsyncError                                         the outcome, epw_comm_take_fault
  *     ncclMemAlloc                 MPI_Alloc_mem, MPI_Win_allocate  epw_comm_alloc
  *     ncclCommRegister             MPI_Win_create                   epw_comm_register on GPUs
  *     ncclBroadcast, ncclBcast     MPI_Bcast                        epw_broadcast
