@@ -280,25 +280,33 @@ static void a_queue_that_breaks_is_noticed(void) {
     close_comms(&c);
 }
 
-/* Of the other channel nothing is awaited: that its queue breaks is no news, again and again. */
+/* Of the other channel nothing is awaited: that its queue breaks does not keep whoever awaits awake. Where
+ * both queues break at the same time, as those of an adapter may, the barrier ends instead. */
 static void a_queue_that_nobody_awaits_may_break(void) {
     epw_comm_config config = EPW_COMM_CONFIG_INIT;
     config.deadline_ns = LONG_NS;
     comms c = open_comms(2, config);
     activate_comms(&c, 1);
     epw_work works[2];
-    for (uint32_t r = 0; r < 2; r++) {
-        epw_call call = EPW_CALL_INIT;
-        call.work = &works[r];
-        CHECK_OK(epw_barrier(c.of[r], &call, NULL));
-        if (r > 0) continue;
-        epw_awaited a = {.look = epw_comm_look, .owner = c.of[0], .of = works[0]};
-        settle(c.of[0], works[0], &a);
-        epw_end_break(&epw_way_to(&c.of[0]->peers, EPW_CHANNEL_POINT, 1)->end);
+    epw_call call = EPW_CALL_INIT;
+    call.work = &works[0];
+    CHECK_OK(epw_barrier(c.of[0], &call, NULL));
+    epw_awaited a = {.look = epw_comm_look, .owner = c.of[0], .of = works[0]};
+    settle(c.of[0], works[0], &a);
+    epw_end_break(&epw_way_to(&c.of[0]->peers, EPW_CHANNEL_POINT, 1)->end);
+    epw_status status = EPW_PENDING;
+    a.ready = true;
+    for (uint64_t began = epw_now_ns();
+         a.ready && status == EPW_PENDING && epw_now_ns() - began < LONG_NS / 4;) {
         await_all(&a, 1, NULL, 20 * MS);
-        CHECK_MSG(!a.ready, "it stays ready");
+        if (a.ready) status = epw_work_poll(c.of[0], works[0], NULL);
     }
-    for (uint32_t r = 0; r < 2; r++) CHECK_OK(epw_work_wait(c.of[r], works[r], UINT64_MAX, NULL));
+    CHECK_MSG(!a.ready || status == EPW_OK, "it stays ready");
+    if (!a.ready) {
+        call.work = &works[1];
+        CHECK_OK(epw_barrier(c.of[1], &call, NULL));
+        for (uint32_t r = 0; r < 2; r++) CHECK_OK(epw_work_wait(c.of[r], works[r], UINT64_MAX, NULL));
+    }
     close_comms(&c);
 }
 
