@@ -620,7 +620,8 @@ static void words_travel_between_two(bool infiniband, bool misled, bool silent) 
     CHECK(epw_mlx5_pair_broken(a->pair) == misled);
     for (int ms = 0; ms < 10000 && misled && !silent && !atomic_load(&a->broken); ms++)
         nanosleep(&(struct timespec){0, 1000000}, NULL);
-    CHECK(atomic_load(&a->broken) == (misled && !silent));
+    /* Of a silent end the thread that watches the adapter may or may not have learnt by now. */
+    if (!misled || !silent) CHECK(atomic_load(&a->broken) == misled);
     CHECK(word_of(b) == (misled ? 0 : 4711));
     /* After b has closed its pair, a's pair breaks, and nothing is placed. */
     epw_mlx5_pair_close(b->pair);
