@@ -227,17 +227,26 @@ static void what_is_locked_delays_nothing_else(void) {
     close_comms(&locked);
 }
 
-/* Over queues, the words of two channels may come at different times. */
-static void a_peer_that_has_begun_on_one_channel_is_no_news(void) {
+static comms make_pair(void) {
     epw_comm_config config = EPW_COMM_CONFIG_INIT;
     config.deadline_ns = LONG_NS;
     comms c = open_comms(2, config);
     activate_comms(&c, 1);
+    return c;
+}
+
+static void begin_barrier(epw_comm *comm, epw_work *work) {
+    epw_call call = EPW_CALL_INIT;
+    call.work = work;
+    CHECK_OK(epw_barrier(comm, &call, NULL));
+}
+
+/* Over queues, the words of two channels may come at different times. */
+static void a_peer_that_has_begun_on_one_channel_is_no_news(void) {
+    comms c = make_pair();
     epw_work works[2];
     for (uint32_t r = 0; r < 2; r++) {
-        epw_call call = EPW_CALL_INIT;
-        call.work = &works[r];
-        CHECK_OK(epw_barrier(c.of[r], &call, NULL));
+        begin_barrier(c.of[r], &works[r]);
         if (r > 0) continue;
         epw_awaited a = {.look = epw_comm_look, .owner = c.of[0], .of = works[0]};
         settle(c.of[0], works[0], &a);
@@ -257,14 +266,9 @@ static void a_peer_that_has_begun_on_one_channel_is_no_news(void) {
 
 /* The NIC tells when a queue carries nothing any more, and nobody rings. */
 static void a_queue_that_breaks_is_noticed(void) {
-    epw_comm_config config = EPW_COMM_CONFIG_INIT;
-    config.deadline_ns = LONG_NS;
-    comms c = open_comms(2, config);
-    activate_comms(&c, 1);
+    comms c = make_pair();
     epw_work work;
-    epw_call call = EPW_CALL_INIT;
-    call.work = &work;
-    CHECK_OK(epw_barrier(c.of[0], &call, NULL));
+    begin_barrier(c.of[0], &work);
     epw_awaited a = {.look = epw_comm_look, .owner = c.of[0], .of = work};
     settle(c.of[0], work, &a);
     epw_end_break(&epw_way_to(&c.of[0]->peers, EPW_CHANNEL_COLLECTIVE, 1)->end);
@@ -283,14 +287,9 @@ static void a_queue_that_breaks_is_noticed(void) {
 /* Of the other channel nothing is awaited: that its queue breaks does not keep whoever awaits awake. Where
  * both queues break at the same time, as those of an adapter may, the barrier ends instead. */
 static void a_queue_that_nobody_awaits_may_break(void) {
-    epw_comm_config config = EPW_COMM_CONFIG_INIT;
-    config.deadline_ns = LONG_NS;
-    comms c = open_comms(2, config);
-    activate_comms(&c, 1);
+    comms c = make_pair();
     epw_work works[2];
-    epw_call call = EPW_CALL_INIT;
-    call.work = &works[0];
-    CHECK_OK(epw_barrier(c.of[0], &call, NULL));
+    begin_barrier(c.of[0], &works[0]);
     epw_awaited a = {.look = epw_comm_look, .owner = c.of[0], .of = works[0]};
     settle(c.of[0], works[0], &a);
     epw_end_break(&epw_way_to(&c.of[0]->peers, EPW_CHANNEL_POINT, 1)->end);
@@ -303,8 +302,7 @@ static void a_queue_that_nobody_awaits_may_break(void) {
     }
     CHECK_MSG(!a.ready || status == EPW_OK, "it stays ready");
     if (!a.ready) {
-        call.work = &works[1];
-        CHECK_OK(epw_barrier(c.of[1], &call, NULL));
+        begin_barrier(c.of[1], &works[1]);
         for (uint32_t r = 0; r < 2; r++) CHECK_OK(epw_work_wait(c.of[r], works[r], UINT64_MAX, NULL));
     }
     close_comms(&c);
