@@ -102,6 +102,22 @@ epw_status epw_stream_require_marked(const epw_stream_order *order, const char *
     return order->unmarked ? epw_fail(EPW_ERR_STATE, where, "%s", unmarked) : EPW_OK;
 }
 
+epw_status epw_stream_chain_enter(epw_stream_chain *chain, epw_stream_call *call, const char *unmarked,
+                                  epw_where where) {
+    if (chain == NULL) return EPW_OK;
+    pthread_mutex_lock(&chain->lock);
+    epw_status status = EPW_OK;
+    if (chain->last != NULL) status = epw_stream_follow(call, chain->last, unmarked, where);
+    if (status != EPW_OK) pthread_mutex_unlock(&chain->lock);
+    return status;
+}
+
+void epw_stream_chain_leave(epw_stream_chain *chain, const epw_stream_order *order) {
+    if (chain == NULL) return;
+    if (order != NULL) chain->last = order;
+    pthread_mutex_unlock(&chain->lock);
+}
+
 static epw_status wait_in_capture(const epw_stream_call *waiting, const epw_stream_order *order,
                                   epw_where where) {
     unsigned long long id = 0;

@@ -18,6 +18,7 @@
 #include "base/status.h"
 
 #include <cuda_runtime_api.h>
+#include <pthread.h>
 #include <stdbool.h>
 
 typedef struct epw_stream_order {
@@ -42,6 +43,12 @@ typedef struct epw_stream_call {
 /* cudaError_ts. `inside`: streams will wait for captured calls too. Freeing is allowed after an error. */
 int epw_stream_order_make(epw_stream_order *order, bool inside);
 void epw_stream_order_free(epw_stream_order *order);
+
+/* Keeps eager calls of several orders one behind the other too. */
+typedef struct epw_stream_chain {
+    pthread_mutex_t lock;
+    const epw_stream_order *last; /* that of the last eager call; NULL: there was none */
+} epw_stream_chain;
 
 /* Error texts for when the event is needed but missing: for a call on another stream, and for a wait on the
  * host. `whose`: "the", "the lane's" or "the routing's" last call. */
@@ -71,6 +78,14 @@ epw_status epw_stream_follow(epw_stream_call *call, const epw_stream_order *orde
 
 /* Records the event after the call's work; if the call is captured, the other event. */
 void epw_stream_mark(const epw_stream_call *call, epw_stream_order *order);
+
+/* Around the work of an eager call, from before epw_stream_follow to after epw_stream_mark: its stream also
+ * waits for the last call of the chain, whatever the order of that one is. No other call of the chain comes
+ * between the two. chain NULL: neither does anything. Only after success epw_stream_chain_leave must follow;
+ * `order`: that in which the call was marked, NULL if it was not. */
+epw_status epw_stream_chain_enter(epw_stream_chain *chain, epw_stream_call *call, const char *unmarked,
+                                  epw_where where);
+void epw_stream_chain_leave(epw_stream_chain *chain, const epw_stream_order *order);
 
 /* Makes any stream wait for the last call. `captured`: that call was; the stream then joins its capture, or
  * is in it already. If only the stream is under capture, each launch of its graph waits for the calls that

@@ -76,6 +76,8 @@ epw_status epw_config_check(epw_where where, const epw_config *c) {
     REQUIRE(c->device == EPW_DEVICE_HOST || c->experts <= EPW_GPU_MAX_EXPERTS, EPW_ERR_LIMIT,
             "experts is %u, must be at most %u on GPUs", c->experts, EPW_GPU_MAX_EXPERTS);
     REQUIRE(c->sms <= EPW_MAX_SMS, EPW_ERR_LIMIT, "sms is %u, must be at most %u", c->sms, EPW_MAX_SMS);
+    REQUIRE(c->serial_lanes <= 1, EPW_ERR_INVALID, "serial_lanes is %u, must be 0 or 1", c->serial_lanes);
+    REQUIRE(c->reserved == 0, EPW_ERR_INVALID, "reserved is %u, must be 0", c->reserved);
     uint32_t depth = c->queue_depth;
     REQUIRE(depth == 0 ||
                 (depth >= EPW_QUEUE_DEPTH_MIN && depth <= EPW_QUEUE_DEPTH_MAX && (depth & (depth - 1)) == 0),

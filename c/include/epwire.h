@@ -205,9 +205,9 @@ typedef struct epw_mask {
     uint64_t bits[EPW_MAX_RANKS / 64];
 } epw_mask;
 
-/* What a buffer must be able to do. All fields but `rank`, `threads`, `paths`, `sms`, `queue_depth`, `fabric`
- * and the ordinal in `device` must be equal on every rank; epw_buffer_connect refuses a peer whose value
- * differs, and names the field. */
+/* What a buffer must be able to do. All fields but `rank`, `threads`, `paths`, `sms`, `serial_lanes`,
+ * `queue_depth`, `fabric` and the ordinal in `device` must be equal on every rank; epw_buffer_connect refuses
+ * a peer whose value differs, and names the field. */
 typedef struct epw_config {
     uint32_t size;       /* sizeof(epw_config) */
     uint32_t version;    /* EPW_CONFIG_VERSION */
@@ -237,14 +237,21 @@ typedef struct epw_config {
                      until the deadline. The SMs therefore belong to this buffer until it is destroyed, and a
                      buffer that does not fit is refused with EPW_ERR_LIMIT, which names the holders and how
                      many each has. What other processes take of the GPU is not counted */
-    uint32_t queue_depth; /* least number of entries of a queue, a power of two from EPW_QUEUE_DEPTH_MIN to
-                             EPW_QUEUE_DEPTH_MAX; 0: queue_depth of the fabric, if there is one. Lets a plan
-                             be made before the fabric exists */
-    uint64_t deadline_ns; /* a peer silent for so long is given up: 1 ms to 1 day */
-    epw_fabric *fabric;   /* reaches the peers behind queues. It belongs to this rank and must outlive the
-                             buffer. NULL: no peer is reached by a queue. With a fabric, and EPW_PATH_QUEUE in
-                             `paths`, max_tokens of decode is at most 16254, and a buffer on a GPU also takes
-                             pinned host memory: see epw_plan */
+    uint32_t queue_depth;  /* least number of entries of a queue, a power of two from EPW_QUEUE_DEPTH_MIN to
+                              EPW_QUEUE_DEPTH_MAX; 0: queue_depth of the fabric, if there is one. Lets a plan
+                              be made before the fabric exists */
+    uint64_t deadline_ns;  /* a peer silent for so long is given up: 1 ms to 1 day */
+    epw_fabric *fabric;    /* reaches the peers behind queues. It belongs to this rank and must outlive the
+                              buffer. NULL: no peer is reached by a queue. With a fabric, and EPW_PATH_QUEUE in
+                              `paths`, max_tokens of decode is at most 16254, and a buffer on a GPU also takes
+                              pinned host memory: see epw_plan */
+    uint32_t serial_lanes; /* CUDA: 1: kernels of the two lanes never run at the same time, as when both lanes
+                              are used on one stream; then each kernel may take all of `sms`. With 0 a lane of
+                              decode has half of them, and for prefill see epw_prefill. The library puts eager
+                              calls of both lanes one behind the other, whatever their streams; the order in
+                              which graphs run is up to the caller: kernels of two lanes that run at once may
+                              keep each other off the GPU until the deadline */
+    uint32_t reserved;     /* 0 */
 } epw_config;
 
 #define EPW_CONFIG_VERSION 1
@@ -1539,10 +1546,10 @@ EPW_API epw_status epw_work_drop(epw_comm *comm, epw_work work);
  * nothing: after it epw_prefill_received is EPW_ERR_STATE until the receiving half has been called. A half
  * that is captured while the other one is not, or into another graph, is EPW_ERR_STATE.
  *
- * Two lanes share config.ep.sms. A kernel that begins while the other lane has none in flight takes nearly
- * all of them: of 24 one is kept for the other lane, of 132 there are 17. If both have one in flight, the
- * second takes what is left, at most half, and the next kernels of both take at most half, until 16 in a row
- * have begun alone. `sms` of an operation limits this. Replays are no different.
+ * Two lanes share config.ep.sms unless config.ep.serial_lanes is 1. A kernel that begins while the other lane
+ * has none in flight takes nearly all of them: of 24 one is kept for the other lane, of 132 there are 17. If
+ * both have one in flight, the second takes what is left, at most half, and the next kernels of both take at
+ * most half, until 16 in a row have begun alone. `sms` of an operation limits this. Replays are no different.
  *
  * For peers behind queues (config.ep.fabric) kernels write to pinned host memory and read from there, see
  * epw_prefill_sizes. */

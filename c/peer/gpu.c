@@ -152,6 +152,8 @@ epw_status epw_peers_open_gpu(epw_peers *peers, const epw_peers_gpu_options *opt
     g->device = options->device;
     g->deadline_ns = options->deadline_ns;
     g->unmarked = options->unmarked;
+    g->serial = options->serial;
+    pthread_mutex_init(&g->chain.lock, NULL);
     memcpy(g->lanes, options->lanes, sizeof g->lanes);
     epw_status status = load_kernel(g, where);
     if (status == EPW_OK) status = epw_cuda_stream_create(g->device, where, &g->stream);
@@ -189,6 +191,7 @@ void epw_peers_close_gpu(epw_peers *peers) {
     epw_remote_gpu_close(peers);
     if (g->stream != NULL) epw_cuda_stream_destroy(g->device, g->stream);
     if (g->pinned != NULL) epw_cuda_host_free(g->device, g->pinned);
+    pthread_mutex_destroy(&g->chain.lock);
     free(g);
     peers->gpu = NULL;
 }

@@ -43,6 +43,7 @@ typedef struct epw_peers_gpu_options {
     epw_gpu_peers *lanes[EPW_MAX_LANES];
     epw_gpu_ring *ring;   /* for `shared`, in mapped host memory; NULL: none */
     const char *unmarked; /* a text of device/stream_order.h */
+    bool serial;          /* no two lanes run at the same time: config.serial_lanes */
     bool joined;          /* streams may join captures by waiting for a lane's captured call, see there */
 } epw_peers_gpu_options;
 

@@ -13,6 +13,11 @@ static inline epw_stream_order *epw_lane_order(const epw_peers *peers, uint32_t 
     return &peers->gpu->orders[lane];
 }
 
+/* What puts an eager call behind those of the other lane too; NULL if lanes may run at the same time. */
+static inline epw_stream_chain *epw_lane_chain(epw_peers *peers) {
+    return peers->gpu->serial ? &peers->gpu->chain : NULL;
+}
+
 /* EPW_ERR_STATE if nobody can wait for the lane's last call, see device/stream_order.h. */
 epw_status epw_peers_require_marked(const epw_peers *peers, uint32_t lane, epw_where where);
 

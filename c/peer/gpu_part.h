@@ -54,6 +54,8 @@ struct epw_peers_gpu {
     uint64_t deadline_ns;                   /* the group's */
     epw_gpu_peers *lanes[EPW_MAX_LANES];    /* in device memory */
     epw_stream_order orders[EPW_MAX_LANES]; /* see epw_lane_order */
+    bool serial;                            /* the next is in use: see epw_lane_chain */
+    epw_stream_chain chain;
     epw_stream_order
         looks; /* of kernels that tell suspects and belong to none of these, see gpu_suspects.c */
     const char *unmarked;

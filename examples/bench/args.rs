@@ -39,7 +39,7 @@ pub struct Args {
     /// Measure these collectives instead, out of place and in place, in the columns of nccl-tests; on GPUs in CUDA graphs of 20
     #[arg(long, value_enum, value_name = "LIST", value_delimiter = ',')]
     #[arg(conflicts_with_all = ["absent", "cases", "tokens", "hidden", "experts", "topk", "payload", "layout", "combine", "routing"])]
-    #[arg(conflicts_with_all = ["graph", "split", "table", "ring", "lanes", "with", "reads", "plot", "against"])]
+    #[arg(conflicts_with_all = ["graph", "split", "table", "ring", "lanes", "serial_lanes", "with", "reads", "plot", "against"])]
     pub collective: Vec<Collective>,
     /// With --collective: bytes of the larger buffer, as FIRST:LAST:xFACTOR, FIRST:LAST:+STEP or one size, with K, M and G
     #[arg(long, value_name = "SIZES", default_value = "8:64M:x8", requires = "collective")]
@@ -113,6 +113,9 @@ pub struct Args {
     /// Lanes of the buffer, one of which is measured; on GPUs each has its share of the SMs, in prefill nearly all while it is alone
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=2))]
     pub lanes: u32,
+    /// With --lanes 2 on GPUs: the lanes never run at the same time, so each takes all SMs
+    #[arg(long)]
+    pub serial_lanes: bool,
     /// On GPUs: what operations also add to sums of the caller
     #[arg(long, value_enum, value_name = "LIST", value_delimiter = ',')]
     pub with: Vec<With>,
@@ -261,10 +264,13 @@ pub struct Shape {
 impl Args {
     /// The shapes to be measured by this many ranks. An error names what does not fit.
     pub fn shapes(&self, ranks: u32) -> Result<Vec<(Shape, Vec<Case>)>, crate::Error> {
+        let sms = self.sms != [0] || self.serial_lanes;
         if self.device == Device::Host
-            && (self.graph || self.split || self.table || self.sms != [0] || !self.with.is_empty())
+            && (self.graph || self.split || self.table || sms || !self.with.is_empty())
         {
-            return Err("--graph, --split, --sms, --with and --table need --device cuda".into());
+            return Err(
+                "--graph, --split, --sms, --serial-lanes, --with and --table need --device cuda".into()
+            );
         }
         let shapes = match self.table {
             true => table::shapes(self)?,
@@ -363,6 +369,7 @@ impl Shape {
             .device(device)
             .sms(args.chosen_sms())
             .lanes(args.lanes)
+            .serial_lanes(args.serial_lanes)
     }
 
     /// For a prefill buffer, whose ordered combine needs no reservation.
@@ -559,6 +566,7 @@ mod tests {
             ("--layout rank-major --combine ordered", "expert-major"),
             ("--graph", "--device cuda"),
             ("--sms 8", "--device cuda"),
+            ("--lanes 2 --serial-lanes", "--device cuda"),
             ("--with wait-ns", "--device cuda"),
             ("--layout dense --combine ordered", "expert-major"),
             ("--layout packed --ring 70000", "ring_tokens"),

@@ -80,6 +80,8 @@ pub struct OnGpu {
     pub of_sms: Option<OfSms>,
     /// Of the buffer.
     pub lanes: u32,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub serial_lanes: bool,
     /// What operations also add to sums of the caller.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub with: Vec<With>,
@@ -221,8 +223,9 @@ impl Row {
                 rest += &format!(", {number} {what}");
             }
         }
-        if let Some(OnGpu { timing, sms, lanes, with, .. }) = gpu {
-            let lanes = if *lanes > 1 { format!(", {lanes} lanes") } else { String::new() };
+        if let Some(OnGpu { timing, sms, lanes, serial_lanes, with, .. }) = gpu {
+            let serial = if *serial_lanes { " serial" } else { "" };
+            let lanes = if *lanes > 1 { format!(", {lanes}{serial} lanes") } else { String::new() };
             let sms = if *sms > 0 { format!(", {sms} SMs") } else { String::new() };
             let with: String = with.iter().map(|with| format!(", {}", word(with))).collect();
             rest += &format!("{lanes}{sms}{with}, {}", word(timing));
@@ -420,6 +423,7 @@ pub mod tests {
                 rates: Rates { read_gbs: 830.0, write_gbs: 450.0, copy_gbs: 360.0, peers_gbs: None },
             }),
             lanes: 2,
+            serial_lanes: true,
             with: vec![With::WaitNs],
             fastest_us: 1.0,
             middle_us: 2.0,
@@ -439,7 +443,7 @@ pub mod tests {
         assert_eq!((value["sms_us"].as_f64(), value["copy_gbs"].as_f64()), (Some(2.0), Some(360.0)));
         let back: Row = serde_json::from_value(value).unwrap();
         assert_eq!((back.gpu.as_ref(), back.routing), (row.gpu.as_ref(), Spread::Zipf));
-        assert!(back.name().ends_with(", zipf, 2 lanes, 8 SMs, wait-ns, graph"), "{}", back.name());
+        assert!(back.name().ends_with(", zipf, 2 serial lanes, 8 SMs, wait-ns, graph"), "{}", back.name());
         let reach = Reach { path: Some("queue over TCP".into()), nic: Some(Nic::Strict), wire: None };
         let queued: Row = serde_json::from_value(serde_json::json!(Row { reach, ..back })).unwrap();
         assert!(queued.name().ends_with(", graph, queue strict"), "{}", queued.name());

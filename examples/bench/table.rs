@@ -170,6 +170,7 @@ mod tests {
                     sms: 0,
                     of_sms: None,
                     lanes: 1,
+                    serial_lanes: false,
                     with: Vec::new(),
                     fastest_us: 19.0,
                     middle_us: 19.5,

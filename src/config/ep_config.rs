@@ -8,8 +8,8 @@ use super::path::Paths;
 use crate::names::setters;
 use crate::sys;
 
-/// What a buffer must be able to do. Everything but `threads`, `paths`, `sms` and the ordinal in `device` must be equal
-/// on all ranks.
+/// What a buffer must be able to do. Everything but `threads`, `paths`, `sms`, `serial_lanes` and the ordinal in `device`
+/// must be equal on all ranks.
 ///
 /// ```
 /// # use epwire::{EpConfig, Plan};
@@ -67,6 +67,12 @@ pub struct EpConfig {
     /// does not fit is refused with [`Error::Limit`](crate::Error::Limit), which names the holders of SMs. What other processes run on the GPU is
     /// not limited by this. No effect on the host.
     pub sms: u32,
+    /// Kernels of the two lanes never run at the same time, as when both lanes are used on one stream: then each kernel
+    /// may take all of `sms`. Otherwise a lane of decode has half of them, and lanes of prefill share them as the guide's
+    /// page on prefill says. The library puts eager calls of both lanes one behind the other, whatever their streams; the
+    /// order in which graphs run is up to the program: kernels of two lanes that run at the same time may keep each other
+    /// off the GPU until the deadline. No effect on the host.
+    pub serial_lanes: bool,
     /// The limit of every wait for a peer, 1 ms to 1 day. Ranks that wait for each other send each other beacons, which
     /// lengthen a wait to at most 4 deadlines. A rank that peers wait for must call its next operation, or the other
     /// half of the current one, within one deadline of its last call: set this to more than the longest time that a
@@ -90,6 +96,7 @@ setters!(EpConfig {
     paths: Paths,
     device: Device,
     sms: u32,
+    serial_lanes: bool,
     deadline: Duration,
 });
 
@@ -112,6 +119,7 @@ impl EpConfig {
             paths: Paths::default(),
             device: Device::Host,
             sms: 0,
+            serial_lanes: false,
             deadline: Duration::from_secs(10),
         }
     }
@@ -145,6 +153,8 @@ impl EpConfig {
             queue_depth: 0,
             deadline_ns: self.deadline.as_nanos().try_into().unwrap_or(u64::MAX),
             fabric: std::ptr::null_mut(), // whoever creates a buffer sets it
+            serial_lanes: self.serial_lanes.into(),
+            reserved: 0,
         }
     }
 
@@ -209,7 +219,9 @@ impl fmt::Display for EpConfig {
                 write!(f, ", {what} of up to {bytes} bytes")?;
             }
         }
-        for (on, what) in [(self.ordered, "ordered"), (self.zero_copy, "zero-copy")] {
+        for (on, what) in
+            [(self.ordered, "ordered"), (self.zero_copy, "zero-copy"), (self.serial_lanes, "serial lanes")]
+        {
             if on {
                 write!(f, ", {what}")?;
             }

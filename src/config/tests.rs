@@ -95,9 +95,10 @@ fn a_plan_has_an_inbox_on_a_gpu_whose_window_no_adapter_writes() {
 
 #[test]
 fn ranks_agree_on_the_kind_of_device_only() {
-    let on = |device| EpConfig { device, sms: 7, ..EpConfig::new(4, 64, 4, 2) }.fields();
+    let on = |device| EpConfig { device, sms: 7, serial_lanes: true, ..EpConfig::new(4, 64, 4, 2) }.fields();
     assert_eq!(on(Device::Cuda(0)), on(Device::Cuda(3)));
     assert_ne!(on(Device::Cuda(0)), on(Device::Host));
+    assert_eq!(on(Device::Cuda(0)), EpConfig::new(4, 64, 4, 2).device(Device::Cuda(1)).fields());
 }
 
 #[test]
@@ -181,10 +182,11 @@ fn a_configuration_is_printed_in_a_line() {
         config.to_string(),
         "128 tokens of hidden 7168, top-8 of 256 experts, bf16, 2 lanes, on host, paths thread,shm,vmm,ipc, deadline 10s"
     );
-    let special = config.lanes(1).combine_dtype(Float16::F16).ordered(true).device(Device::Cuda(0)).sms(32);
+    let special =
+        config.combine_dtype(Float16::F16).ordered(true).device(Device::Cuda(0)).sms(32).serial_lanes(true);
     assert_eq!(
         special.to_string(),
-        "128 tokens of hidden 7168, top-8 of 256 experts, bf16, combined in f16, 1 lane, ordered, 32 SMs, \
+        "128 tokens of hidden 7168, top-8 of 256 experts, bf16, combined in f16, 2 lanes, ordered, serial lanes, 32 SMs, \
          on cuda:0, paths thread,shm,vmm,ipc, deadline 10s"
     );
     let shape =

@@ -274,9 +274,9 @@ const _: () = {
         "Offset of field: epw_mask::bits",
     ][::core::mem::offset_of!(epw_mask, bits) - 0usize];
 };
-/** What a buffer must be able to do. All fields but `rank`, `threads`, `paths`, `sms`, `queue_depth`, `fabric`
- and the ordinal in `device` must be equal on every rank; epw_buffer_connect refuses a peer whose value
- differs, and names the field.*/
+/** What a buffer must be able to do. All fields but `rank`, `threads`, `paths`, `sms`, `serial_lanes`,
+ `queue_depth`, `fabric` and the ordinal in `device` must be equal on every rank; epw_buffer_connect refuses
+ a peer whose value differs, and names the field.*/
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct epw_config {
@@ -338,10 +338,19 @@ buffer. NULL: no peer is reached by a queue. With a fabric, and EPW_PATH_QUEUE i
 `paths`, max_tokens of decode is at most 16254, and a buffer on a GPU also takes
 pinned host memory: see epw_plan*/
     pub fabric: *mut epw_fabric,
+    /** CUDA: 1: kernels of the two lanes never run at the same time, as when both lanes
+are used on one stream; then each kernel may take all of `sms`. With 0 a lane of
+decode has half of them, and for prefill see epw_prefill. The library puts eager
+calls of both lanes one behind the other, whatever their streams; the order in
+which graphs run is up to the caller: kernels of two lanes that run at once may
+keep each other off the GPU until the deadline*/
+    pub serial_lanes: u32,
+    /// 0
+    pub reserved: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of epw_config"][::core::mem::size_of::<epw_config>() - 96usize];
+    ["Size of epw_config"][::core::mem::size_of::<epw_config>() - 104usize];
     ["Alignment of epw_config"][::core::mem::align_of::<epw_config>() - 8usize];
     [
         "Offset of field: epw_config::size",
@@ -409,6 +418,12 @@ const _: () = {
     [
         "Offset of field: epw_config::fabric",
     ][::core::mem::offset_of!(epw_config, fabric) - 88usize];
+    [
+        "Offset of field: epw_config::serial_lanes",
+    ][::core::mem::offset_of!(epw_config, serial_lanes) - 96usize];
+    [
+        "Offset of field: epw_config::reserved",
+    ][::core::mem::offset_of!(epw_config, reserved) - 100usize];
 };
 impl Default for epw_config {
     fn default() -> Self {
@@ -2925,7 +2940,7 @@ fewer if max_tokens is less, or if the windows would exceed 256 MiB, but at leas
 const _: () = {
     [
         "Size of epw_prefill_config",
-    ][::core::mem::size_of::<epw_prefill_config>() - 104usize];
+    ][::core::mem::size_of::<epw_prefill_config>() - 112usize];
     [
         "Alignment of epw_prefill_config",
     ][::core::mem::align_of::<epw_prefill_config>() - 8usize];

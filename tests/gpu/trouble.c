@@ -442,6 +442,93 @@ static void shared_waits(uint32_t gpus) {
     echo_close(&e);
 }
 
+/* ---- lanes that take turns ---- */
+
+static void require_complete(const echo *e, echo_rank lanes[2][2], const char *what) {
+    for (uint32_t r = 0; r < 2; r++) {
+        for (uint32_t l = 0; l < 2; l++) {
+            await_stream(lanes[r][l].stream, 10000 * MS, what);
+            uint32_t wrong = echo_wrong(e, &lanes[r][l], 3);
+            REQUIRE(wrong == 0, "%s, rank %u, lane %u: %u tokens are wrong", what, r, l, wrong);
+            REQUIRE_CUDA(cudaMemset(lanes[r][l].out, 0xff,
+                                    (size_t)e->rank[r].config.max_tokens * e->rank[r].config.hidden * 2));
+        }
+    }
+}
+
+/* Dispatches on both lanes of both ranks, then combines. */
+static void step_both_lanes(echo_rank lanes[2][2]) {
+    for (uint32_t r = 0; r < 2; r++)
+        for (uint32_t l = 0; l < 2; l++) echo_dispatch(&lanes[r][l], ECHO_BOTH);
+    for (uint32_t r = 0; r < 2; r++)
+        for (uint32_t l = 0; l < 2; l++) echo_combine(&lanes[r][l], ECHO_BOTH);
+}
+
+/* Two lanes have one SM, which they may only share in turn. A call on a free stream waits for the other
+ * lane's, whose stream is held up; in a graph the stream alone keeps the lanes apart. */
+static void serial_lanes(uint32_t gpus) {
+    static echo e;
+    static echo_rank lanes[2][2];
+    epw_config config = config_of(2, 5000 * MS);
+    config.max_tokens = 16;
+    config.lanes = 2;
+    config.sms = 1;
+    config.device = 0;
+    epw_buffer *none = NULL;
+    epw_status status = epw_buffer_create(&config, &none);
+    REQUIRE(status == EPW_ERR_LIMIT && strstr(epw_last_error(), "sms is 1") != NULL,
+            "one SM for two lanes at once: status %d, '%s'", status, epw_last_error());
+    config.serial_lanes = 1;
+    echo_open(&e, &config, gpus);
+    echo_fill(&e, 1);
+    for (uint32_t r = 0; r < 2; r++)
+        for (uint32_t l = 0; l < 2; l++) lanes[r][l] = on_lane(&e.rank[r], l);
+    cudaStream_t hogs = hog_stream(&e.rank[0]);
+    cudaEvent_t free_again;
+    REQUIRE_CUDA(cudaEventCreateWithFlags(&free_again, cudaEventDisableTiming));
+    for (uint32_t held = 0; held < 2; held++) { /* the lane whose stream is held up comes first */
+        REQUIRE_CUDA(hog_sms(1, 200 * MS, 0, hogs));
+        REQUIRE_CUDA(cudaEventRecord(free_again, hogs));
+        REQUIRE_CUDA(cudaStreamWaitEvent(lanes[0][held].stream, free_again, 0));
+        for (uint32_t r = 0; r < 2; r++) {
+            echo_dispatch(&lanes[r][held], ECHO_BOTH);
+            echo_dispatch(&lanes[r][1 - held], ECHO_SEND);
+        }
+        REQUIRE_CUDA(cudaSetDevice(lanes[0][0].config.device));
+        await_stream(lanes[0][1 - held].stream, 10000 * MS, "a lane behind the other one");
+        REQUIRE(cudaEventQuery(free_again) == cudaSuccess, "lane %u did not wait for lane %u", 1 - held,
+                held);
+        for (uint32_t r = 0; r < 2; r++) {
+            echo_dispatch(&lanes[r][1 - held], ECHO_RECEIVE);
+            for (uint32_t l = 0; l < 2; l++) echo_combine(&lanes[r][l], ECHO_BOTH);
+        }
+        require_complete(&e, lanes, "calls");
+    }
+    for (uint32_t i = 0; i < 20; i++) step_both_lanes(lanes);
+    require_complete(&e, lanes, "steps on two streams");
+
+    cudaGraphExec_t graphs[2];
+    for (uint32_t r = 0; r < 2; r++) {
+        REQUIRE_CUDA(cudaSetDevice(lanes[r][0].config.device));
+        step_capture(lanes[r][0].stream);
+        cudaStream_t own = lanes[r][1].stream;
+        lanes[r][1].stream = lanes[r][0].stream;
+        for (uint32_t l = 0; l < 2; l++) echo_dispatch(&lanes[r][l], ECHO_BOTH);
+        for (uint32_t l = 0; l < 2; l++) echo_combine(&lanes[r][l], ECHO_BOTH);
+        lanes[r][1].stream = own;
+        graphs[r] = step_captured(lanes[r][0].stream);
+    }
+    for (uint32_t i = 0; i < 3; i++) {
+        for (uint32_t r = 0; r < 2; r++) {
+            REQUIRE_CUDA(cudaSetDevice(lanes[r][0].config.device));
+            REQUIRE_CUDA(cudaGraphLaunch(graphs[r], lanes[r][0].stream));
+        }
+        require_complete(&e, lanes, "replays");
+    }
+    for (uint32_t r = 0; r < 2; r++) REQUIRE_CUDA(cudaGraphExecDestroy(graphs[r]));
+    echo_close(&e);
+}
+
 /* ---- a peer that goes between two graphs of one operation ---- */
 
 static cudaGraphExec_t graph_of(echo_rank *r, void (*half)(echo_rank *r, uint32_t halves)) {
@@ -1064,6 +1151,7 @@ static const gpu_case cases[] = {
     {"late_beacons", late_beacons, 2, 60},
     {"shared_totals", shared_totals, 1, 60},
     {"shared_waits", shared_waits, 1, 60},
+    {"serial_lanes", serial_lanes, 1, 60},
     {"disconnected", disconnected, 1, 60},
     {"rows_at_the_deadline", rows_at_the_deadline, 2, 60},
     {"answers_at_the_deadline", answers_at_the_deadline, 2, 60},

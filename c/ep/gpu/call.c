@@ -21,6 +21,7 @@ typedef struct enqueuing {
     epw_buffer *b;
     epw_gpu_lane *lane;
     epw_stream_order *order; /* of the lane */
+    epw_stream_chain *chain; /* NULL, or what the call has entered */
     epw_stream_call on;
     epw_where where;
 } enqueuing;
@@ -30,13 +31,22 @@ static epw_status follow_lane(enqueuing *e) {
     return epw_stream_follow(&e->on, e->order, EPW_GPU_UNMARKED, e->where);
 }
 
+/* The same, and in a buffer with serial lanes for the other lane's. */
+static epw_status follow_earlier(enqueuing *e) {
+    if (e->on.captured) return EPW_OK;
+    epw_status status = follow_lane(e);
+    if (status != EPW_OK) return status;
+    e->chain = epw_lane_chain(&e->b->peers);
+    return epw_stream_chain_enter(e->chain, &e->on, EPW_GPU_UNMARKED, e->where);
+}
+
 /* Called before the launch. deadline_ns: the call's own, or 0. After success enqueue_end must follow. */
 static epw_status enqueue_begin(enqueuing *e, uint64_t deadline_ns) {
     epw_status status = epw_cuda_enter(e->b->config.device, e->where);
     if (status != EPW_OK) return status;
     status = epw_stream_find_capture(&e->on, e->where);
     if (status == EPW_OK) status = epw_stream_check_deadline(&e->on, deadline_ns, "buffer's", e->where);
-    if (status == EPW_OK && !e->on.captured) status = follow_lane(e);
+    if (status == EPW_OK) status = follow_earlier(e);
     if (status != EPW_OK) epw_cuda_leave();
     return status;
 }
@@ -49,6 +59,7 @@ static epw_status enqueue_end(enqueuing *e, int error, const char *kernel) {
     } else {
         epw_stream_mark(&e->on, e->order);
     }
+    epw_stream_chain_leave(e->chain, status == EPW_OK ? e->order : NULL);
     epw_cuda_leave();
     if (status != EPW_OK) return status;
     e->lane->captured = e->on.captured;

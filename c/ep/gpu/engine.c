@@ -87,6 +87,7 @@ static epw_status make_memory(epw_buffer *b, epw_where where) {
         .shared = g->shared,
         .ring = (void *)((unsigned char *)device + offsetof(epw_gpu_pinned, ring)),
         .unmarked = EPW_GPU_UNMARKED,
+        .serial = b->config.serial_lanes,
         .joined = true,
     };
     for (uint32_t i = 0; i < b->config.lanes; i++) floor.lanes[i] = g->lanes[i].peers;

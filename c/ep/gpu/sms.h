@@ -7,9 +7,12 @@
 #include "base/status.h"
 #include "device/sm_ledger.h"
 
-/* The number of blocks of a kernel, at most `most`, such that each block of all lanes has an SM of this
- * buffer's share. Two lanes on two streams must never keep each other off the GPU, because a peer may be
- * waiting for one of them. `holder`: see epw_sm_request. */
+/* How many lanes may have kernels on the GPU at the same time. */
+uint32_t epw_gpu_concurrent_lanes(const epw_config *config);
+
+/* The number of blocks of a kernel, at most `most`, such that each block of all lanes that run at the same
+ * time has an SM of this buffer's share. Two lanes on two streams must never keep each other off the GPU,
+ * because a peer may be waiting for one of them. `holder`: see epw_sm_request. */
 epw_status epw_gpu_take_sms(const epw_config *config, uint64_t most, const char *holder, epw_where where,
                             epw_sm_share **share, uint32_t *blocks);
 

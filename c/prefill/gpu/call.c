@@ -19,6 +19,7 @@ typedef struct enqueuing {
     epw_prefill *p;
     epw_prefill_gpu_place *lane;
     epw_stream_order *order; /* of the lane */
+    epw_stream_chain *chain; /* NULL, or what the call has entered */
     struct epw_prefill_gpu_memory *routing;
     epw_stream_call on;
     unsigned long long capture; /* that of this call; 0: it is eager */
@@ -47,12 +48,16 @@ static epw_status find_capture(enqueuing *e) {
     return error == cudaSuccess ? EPW_OK : epw_fail_cuda(error, e->where, "cudaStreamGetCaptureInfo");
 }
 
-/* Puts the stream behind the lane's former work, and behind the routing's on another lane. */
+/* Puts the stream behind the lane's former work, behind the routing's on another lane, and behind the other
+ * lane's if no two lanes run at the same time. */
 static epw_status follow(enqueuing *e) {
     const struct epw_prefill_gpu_memory *m = e->routing;
     epw_status status = epw_stream_follow(&e->on, e->order, EPW_UNMARKED_FOLLOWED("the lane's"), e->where);
-    if (status != EPW_OK || m->lane == e->lane->args.lane) return status;
-    return epw_stream_follow(&e->on, &m->order, EPW_UNMARKED_FOLLOWED("the routing's"), e->where);
+    if (status == EPW_OK && m->lane != e->lane->args.lane)
+        status = epw_stream_follow(&e->on, &m->order, EPW_UNMARKED_FOLLOWED("the routing's"), e->where);
+    if (status != EPW_OK) return status;
+    e->chain = epw_lane_chain(&e->p->peers);
+    return epw_stream_chain_enter(e->chain, &e->on, EPW_UNMARKED_FOLLOWED("the other lane's"), e->where);
 }
 
 /* Before the launch. deadline_ns: the call's own or 0. After success, enqueue_end must follow. */
@@ -84,6 +89,7 @@ static epw_status enqueue_end(enqueuing *e, int error, uint64_t ticket) {
         epw_stream_mark(&e->on, e->order);
         epw_stream_mark(&e->on, &e->routing->order);
     }
+    epw_stream_chain_leave(e->chain, status == EPW_OK ? e->order : NULL);
     epw_cuda_leave();
     if (status != EPW_OK) return status;
     e->routing->capture = e->capture;

@@ -66,7 +66,7 @@ static uint64_t carve(const epw_config *c, const epw_prefill_layout *l, uint32_t
                       epw_gpu_shared **shared, epw_prefill_gpu_place places[EPW_MAX_LANES]) {
     arena a = {memory, 0};
     *shared = take(&a, sizeof **shared);
-    uint32_t *taken = c->lanes > 1 ? take_numbers(&a, 1) : NULL;
+    uint32_t *taken = epw_gpu_concurrent_lanes(c) > 1 ? take_numbers(&a, 1) : NULL;
     for (uint32_t i = 0; i < c->lanes; i++) {
         carve_lane(&places[i].args, c, l, blocks, &a);
         places[i].args.taken = taken;
@@ -105,7 +105,7 @@ static uint64_t carve_routing(const epw_config *c, const epw_prefill_layout *l, 
 
 /* The most blocks of a kernel, if all lanes have this many SMs. */
 static uint32_t blocks_of(const epw_config *c, uint32_t sms) {
-    return c->lanes > 1 ? sms - epw_sms_kept(sms) : sms;
+    return epw_gpu_concurrent_lanes(c) > 1 ? sms - epw_sms_kept(sms) : sms;
 }
 
 void epw_prefill_gpu_plan(const epw_prefill_config *config, const epw_prefill_layout *l,
@@ -158,7 +158,8 @@ static epw_status make_memory(epw_prefill *p, epw_where where) {
                                    .shared = g->shared,
                                    .ring =
                                        (void *)((unsigned char *)device + offsetof(epw_prefill_pinned, ring)),
-                                   .unmarked = EPW_UNMARKED_AWAITED("the lane's")};
+                                   .unmarked = EPW_UNMARKED_AWAITED("the lane's"),
+                                   .serial = p->config.ep.serial_lanes};
     uint32_t *faulted = (void *)((unsigned char *)device +
                                  offsetof(epw_prefill_pinned, faulted)); /* as the GPU addresses it */
     for (uint32_t i = 0; i < lanes; i++) floor.lanes[i] = g->lanes[i].args.peers;

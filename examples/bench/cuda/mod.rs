@@ -157,6 +157,7 @@ impl Run<'_> {
             sms: args.chosen_sms(),
             of_sms,
             lanes: args.lanes,
+            serial_lanes: args.serial_lanes,
             with: args.with.clone(),
             fastest_us: percentile(&medians, 0) / 1e3,
             middle_us: middle(&medians) / 1e3,
