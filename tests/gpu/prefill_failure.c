@@ -6,10 +6,9 @@
  * tokens of other ranks are complete and exact in every step, and that each sum says whom it lacks; and that
  * what they do is exact without the lost rank, beside it while it continues, and with its replacement. Exit
  * code 77, with the reason, if there is no GPU. */
-#include "coordinator.h"
 #include "echo.h"
 #include "step.h"
-#include "traffic.h"
+#include "strikes.h"
 
 #include <stdbool.h>
 
@@ -20,57 +19,25 @@ enum { TOPK = 2, LOCAL = 3, HIDDEN = 256, NARROW = 128, RECORDS = 16 };
 enum { WHOLE, COUNTED, HALVES, REPLAYED };
 
 typedef struct kind {
-    const char *name;
     uint32_t how;
     bool again; /* then other rows go to the same places */
 } kind;
 
-enum { KINDS = 6, ANY = KINDS };
-static const kind kinds[KINDS] = {{"whole", WHOLE, false},        {"counted", COUNTED, false},
-                                  {"halves", HALVES, false},      {"again", WHOLE, true},
-                                  {"again-halves", HALVES, true}, {"replays", REPLAYED, true}};
+enum { KINDS = 6 };
+static const kind kinds[KINDS] = {{WHOLE, false}, {COUNTED, false}, {HALVES, false},
+                                  {WHOLE, true},  {HALVES, true},   {REPLAYED, true}};
+static const char *const names[KINDS + 1] = {"whole", "counted",      "halves",
+                                             "again", "again-halves", "replays"};
 
-static struct {
-    uint32_t ranks, strikes, seed, tokens, ring, deadline_ms, steps, after, within_us, seconds;
-    const char *kind;
-} options = {.strikes = 12,
-             .seed = 1,
-             .tokens = 64,
-             .ring = 4,
-             .steps = 60,
-             .after = 8,
-             .within_us = 6000,
-             .seconds = 500};
+static uint32_t most_tokens = 64, ring_slots = 4;
+static strike_options options = {
+    .strikes = 12, .seed = 1, .steps = 60, .after = 8, .within_us = 6000, .seconds = 500};
 
 static const ranks_option named[] = {
-    {"--ranks", .number = &options.ranks},
-    {"--strikes", .number = &options.strikes},
-    {"--seed", .number = &options.seed},
-    {"--kind", .text = &options.kind},
-    {"--tokens", .number = &options.tokens},
-    {"--ring", .number = &options.ring},
-    {"--deadline-ms", .number = &options.deadline_ms},
-    {"--steps", .number = &options.steps},
-    {"--after", .number = &options.after},
-    {"--within-us", .number = &options.within_us},
-    {"--seconds", .number = &options.seconds},
-    {0},
-};
+    STRIKE_OPTIONS(options), {"--tokens", .number = &most_tokens}, {"--ring", .number = &ring_slots}, {0}};
 
-static const char usage[] =
-    "prefill_failure [--ranks N] [--strikes N] [--seed N] [--kind NAME (of the steps in which a rank is "
-    "struck; by default\n       all in turn: whole, counted, halves, again, again-halves, replays)] "
-    "[--tokens N] [--ring N (slots)]\n       [--deadline-ms N] [--steps N (in which a rank is struck)] "
-    "[--within-us N (of their beginning)]\n       [--after N (steps without it)] [--seconds N (limit)]";
-
-/* Processes that share a GPU take turns on it. */
-static void complete_options(uint32_t ranks, uint32_t gpus) {
-    if (options.deadline_ms == 0) options.deadline_ms = ranks > gpus ? 2000 : 200;
-}
-
-static uint64_t mix(uint64_t a, uint64_t b) {
-    return traffic_mix(a + traffic_mix(b + UINT64_C(0x9e3779b97f4a7c15)));
-}
+static const char usage[] = "prefill_failure " STRIKE_USAGE "\n       [--tokens N] [--ring N (slots)]\n"
+                            "kinds: whole, counted, halves, again, again-halves, replays";
 
 /* ---- a rank ---- */
 
@@ -126,27 +93,27 @@ static array both(size_t bytes) {
 
 /* Of all entries the same: a sum of both is the token, in the second pass half of it. */
 static array weights(float weight) {
-    array a = both(options.tokens * TOPK * sizeof weight);
-    for (uint32_t i = 0; i < options.tokens * TOPK; i++) ((float *)a.host)[i] = weight;
+    array a = both(most_tokens * TOPK * sizeof weight);
+    for (uint32_t i = 0; i < most_tokens * TOPK; i++) ((float *)a.host)[i] = weight;
     REQUIRE_CUDA(cudaMemcpy(a.gpu, a.host, a.bytes, cudaMemcpyHostToDevice));
     return a;
 }
 
 static void create(member *m, const rank_links *links) {
     REQUIRE_CUDA(cudaSetDevice(ranks_gpu(links)));
-    const size_t n = options.tokens;
+    const size_t n = most_tokens;
     epw_config *ep = &m->config.ep;
     m->config = (epw_prefill_config)EPW_PREFILL_CONFIG_INIT;
     ep->rank = links->rank;
     ep->ranks = links->ranks;
-    ep->max_tokens = options.tokens;
+    ep->max_tokens = most_tokens;
     ep->hidden = HIDDEN;
     ep->experts = LOCAL * links->ranks;
     ep->topk = TOPK;
     ep->sms = ranks_sms(links, 1, 8);
     ep->device = ranks_gpu(links);
     ep->deadline_ns = options.deadline_ms * MS;
-    m->config.ring_tokens = options.ring; /* few: a slot is filled many times in an operation */
+    m->config.ring_tokens = ring_slots; /* few: a slot is filled many times in an operation */
     ranks_path(ep);
     REQUIRE_OK(epw_prefill_create(&m->config, &m->prefill));
     REQUIRE_OK(epw_routing_create(m->prefill, &m->routing));
@@ -174,7 +141,8 @@ static uint32_t owner(int32_t id) {
 
 /* Two different experts of members, which every rank can work out. */
 static void route(const member *m, const step *s, uint32_t source, uint32_t token, int32_t ids[TOPK]) {
-    uint64_t random = mix(options.seed * UINT64_C(1000003) + s->number, (uint64_t)source << 32 | token);
+    uint64_t random =
+        strikes_mix(options.seed * UINT64_C(1000003) + s->number, (uint64_t)source << 32 | token);
     for (uint32_t k = 0; k < TOPK; k++) {
         do {
             random = traffic_mix(random + 1);
@@ -188,7 +156,7 @@ static uint16_t value(uint64_t row, uint32_t channel) {
     return (uint16_t)(0x3f80 + ((row >> channel % 8 * 7 ^ channel) & 0x7f));
 }
 static uint64_t row_of(const step *s, uint32_t p, uint32_t source, uint32_t token) {
-    return mix(s->number * 2 + p, (uint64_t)source << 32 | token);
+    return strikes_mix(s->number * 2 + p, (uint64_t)source << 32 | token);
 }
 
 static void make_tokens(const member *m, const step *s) {
@@ -254,7 +222,7 @@ static epw_prefill_combine_input answers(const member *m, const step *s, uint32_
     epw_prefill_combine_input in = EPW_PREFILL_COMBINE_INPUT_INIT;
     bool halves = kinds[s->kind].how == HALVES; /* the rings must hold all answers */
     bool ordered = kinds[s->kind].how == REPLAYED ? p == 1 : !halves && (s->number + p) % 3 == 0;
-    if (ordered && options.ring >= TOPK) in.mode = EPW_COMBINE_ORDERED;
+    if (ordered && ring_slots >= TOPK) in.mode = EPW_COMBINE_ORDERED;
     in.expert_out = p == 0 ? m->passes[p].at[ROWS].gpu : m->narrow;
     in.width = p == 0 ? HIDDEN : NARROW;
     in.stream = m->stream;
@@ -274,7 +242,7 @@ static epw_prefill_combine_output sums(const member *m, uint32_t p) {
 /* Waits for the first half of an operation, and a moment longer. */
 static void await_half(const member *m, const step *s, const char *what) {
     await_stream(m->stream, 40 * options.deadline_ms * MS, what);
-    nanosleep(&(struct timespec){0, (long)(mix(s->number, s->rank) % 100000)}, NULL);
+    nanosleep(&(struct timespec){0, (long)(strikes_mix(s->number, s->rank) % 100000)}, NULL);
 }
 
 static void dispatch(const member *m, epw_routing *routing, const step *s, uint32_t p) {
@@ -309,7 +277,7 @@ enum { OPERATIONS = 4 }; /* of a replay */
 
 /* Once the rank is a member. */
 static void capture(member *m) {
-    const step s = {.kind = KINDS - 1, .tokens = options.tokens, .rank = m->config.ep.rank};
+    const step s = {.kind = KINDS - 1, .tokens = most_tokens, .rank = m->config.ep.rank};
     step_capture(m->stream);
     for (uint32_t p = 0; p < OPERATIONS / 2; p++) {
         dispatch(m, m->captured, &s, p);
@@ -330,7 +298,7 @@ static uint64_t end_operation(const member *m, const step *s, const char *what, 
     uint64_t missing = outcome.missing.bits[0];
     REQUIRE((missing & ~s->lost) == 0 && (missing != 0) == outcome.degraded,
             "rank %u, %s, %s: missing %llx, of which %llx may be lost; cause %u, peer %u", s->rank,
-            kinds[s->kind].name, what, (unsigned long long)missing, (unsigned long long)s->lost,
+            names[s->kind], what, (unsigned long long)missing, (unsigned long long)s->lost,
             outcome.record.cause, outcome.record.peer);
     return missing;
 }
@@ -372,15 +340,15 @@ static void check_counts(const member *m, const step *s, uint32_t p) {
         const uint32_t here = tokens_here(m, s, source, lost ? most : least), got = of_source[source];
         const bool may_be = kinds[s->kind].how == REPLAYED && got == here;
         REQUIRE(lost ? got == 0 || may_be : got == here,
-                "rank %u, %s, pass %u: %u of %u tokens of rank %u, missing %llx", s->rank,
-                kinds[s->kind].name, p, got, here, source, (unsigned long long)missing);
+                "rank %u, %s, pass %u: %u of %u tokens of rank %u, missing %llx", s->rank, names[s->kind], p,
+                got, here, source, (unsigned long long)missing);
     }
     const bool several = (missing & (missing - 1)) != 0; /* some of them may have been counted */
     for (uint32_t e = 0; e < LOCAL; e++)
         REQUIRE(counts[e] == least[e] || counts[e] == least[e] + most[e] ||
                     (several && counts[e] > least[e] && counts[e] < least[e] + most[e]),
-                "rank %u, %s, pass %u: %u places of expert %u, not %u or %u more", s->rank,
-                kinds[s->kind].name, p, counts[e], e, least[e], most[e]);
+                "rank %u, %s, pass %u: %u places of expert %u, not %u or %u more", s->rank, names[s->kind], p,
+                counts[e], e, least[e], most[e]);
 }
 
 static void check_row(const member *m, const step *s, uint32_t p, uint64_t place, uint32_t expert) {
@@ -396,7 +364,7 @@ static void check_row(const member *m, const step *s, uint32_t p, uint64_t place
             source, expert);
     for (uint32_t c = 0; c < HIDDEN; c++)
         REQUIRE(row[c] == value(want, c), "rank %u, %s, pass %u: channel %u of token %d of rank %d is wrong",
-                s->rank, kinds[s->kind].name, p, c, token, source);
+                s->rank, names[s->kind], p, c, token, source);
 }
 
 /* The places of an expert, in the order of sources and tokens; those of nobody say so in each array. */
@@ -423,16 +391,15 @@ static void check_places(const member *m, const step *s, uint32_t p) {
                         (uint32_t)sources[place] < m->config.ep.ranks && of_source[sources[place]] > 0 &&
                         (uint32_t)tokens[place] < s->tokens,
                     "rank %u, %s, pass %u: place %llu, of expert %u: token %d of rank %d for expert %d",
-                    s->rank, kinds[s->kind].name, p, (unsigned long long)place, e, tokens[place],
-                    sources[place], experts[place]);
+                    s->rank, names[s->kind], p, (unsigned long long)place, e, tokens[place], sources[place],
+                    experts[place]);
             before = now;
             check_row(m, s, p, place, e);
             rows++;
         }
         first = end;
     }
-    REQUIRE(rows == want, "rank %u, %s, pass %u: %u rows, not %u", s->rank, kinds[s->kind].name, p, rows,
-            want);
+    REQUIRE(rows == want, "rank %u, %s, pass %u: %u rows, not %u", s->rank, names[s->kind], p, rows, want);
 }
 
 /* Rows of the second pass take the places of the first one, as far as their sources are still there. */
@@ -441,13 +408,13 @@ static void check_same_places(const member *m, const step *s) {
     const int32_t *sources = at[ROW_SOURCE].host, *tokens = at[ROW_TOKEN].host,
                   *sources_again = again[ROW_SOURCE].host, *tokens_again = again[ROW_TOKEN].host;
     REQUIRE(memcmp(at[COUNTS].host, again[COUNTS].host, at[COUNTS].bytes) == 0, "rank %u, %s: other counts",
-            s->rank, kinds[s->kind].name);
+            s->rank, names[s->kind]);
     for (uint64_t place = 0; place < m->capacity; place++)
         REQUIRE(sources_again[place] == -1 ||
                     (sources_again[place] == sources[place] && tokens_again[place] == tokens[place]),
                 "rank %u, %s: place %llu: token %d of rank %d, then token %d of rank %d", s->rank,
-                kinds[s->kind].name, (unsigned long long)place, tokens[place], sources[place],
-                tokens_again[place], sources_again[place]);
+                names[s->kind], (unsigned long long)place, tokens[place], sources[place], tokens_again[place],
+                sources_again[place]);
 }
 
 /* Each sum lacks ranks that are missing, and says so; it has the others' answers. */
@@ -467,17 +434,17 @@ static void check_sums(const member *m, const step *s, uint32_t p) {
         const bool some = ordered && owner(ids[0]) == owner(ids[1]) && here == 0 && come == 1;
         REQUIRE((lacks[t] & ~(may & owners)) == 0 && (must & owners & ~(uint64_t)lacks[t]) == 0,
                 "rank %u, %s, pass %u: token %u, of ranks %llx, lacks %x; missing %llx, then %llx", s->rank,
-                kinds[s->kind].name, p, t, (unsigned long long)owners, lacks[t],
+                names[s->kind], p, t, (unsigned long long)owners, lacks[t],
                 (unsigned long long)at->missing[0], (unsigned long long)may);
         REQUIRE((come == here || some) && told[2 * t + 1] == TOPK,
-                "rank %u, %s, pass %u: token %u has %u of %u answers and lacks %x", s->rank,
-                kinds[s->kind].name, p, t, come, told[2 * t + 1], lacks[t]);
+                "rank %u, %s, pass %u: token %u has %u of %u answers and lacks %x", s->rank, names[s->kind],
+                p, t, come, told[2 * t + 1], lacks[t]);
         const uint64_t row = row_of(s, p, s->rank, t);
         const uint32_t halved = p + (come == 1);
         for (uint32_t c = 0; c < width; c++)
             REQUIRE(got[t * width + c] == (come == 0 ? 0 : value(row, c) - (halved << 7)),
                     "rank %u, %s, pass %u: channel %u of token %u is wrong, of %u answers", s->rank,
-                    kinds[s->kind].name, p, c, t, come);
+                    names[s->kind], p, c, t, come);
     }
 }
 
@@ -494,16 +461,15 @@ static uint32_t take_records(const member *m, const step *s, uint64_t lost_now, 
                 stderr,
                 "rank %u, %s: cause %u after %llu ms, phase %u, peer %u, lane %u, epoch %u, op %u, expected "
                 "%llx, seen %llx\n",
-                s->rank, kinds[s->kind].name, records[i].cause,
-                (unsigned long long)(records[i].elapsed_ns / MS), records[i].phase, records[i].peer,
-                records[i].lane, records[i].epoch, records[i].op, (unsigned long long)records[i].expected,
-                (unsigned long long)records[i].seen);
+                s->rank, names[s->kind], records[i].cause, (unsigned long long)(records[i].elapsed_ns / MS),
+                records[i].phase, records[i].peer, records[i].lane, records[i].epoch, records[i].op,
+                (unsigned long long)records[i].expected, (unsigned long long)records[i].seen);
         phases |= 1u << records[i].phase;
         *peers |= bit(records[i].peer);
     }
     if (s->lost & bit(s->rank)) return phases; /* it may lose several ranks, and itself */
     REQUIRE(dropped == 0 && taken <= 1 && *peers == lost_now,
-            "rank %u, %s: %u records of ranks %llx, lost %llx", s->rank, kinds[s->kind].name, taken,
+            "rank %u, %s: %u records of ranks %llx, lost %llx", s->rank, names[s->kind], taken,
             (unsigned long long)*peers, (unsigned long long)lost_now);
     return phases;
 }
@@ -554,7 +520,7 @@ static uint64_t run_step(member *m, const step *s, uint64_t *slowest, uint32_t *
     }
     await_stream(m->stream, 40 * options.deadline_ms * MS, "copies");
     REQUIRE((missing & ~s->lost) == 0, "rank %u, %s: missing %llx, of which %llx may be lost", s->rank,
-            kinds[s->kind].name, (unsigned long long)missing, (unsigned long long)s->lost);
+            names[s->kind], (unsigned long long)missing, (unsigned long long)s->lost);
     for (uint32_t p = 0; p < end && !(missing & bit(s->rank)); p++) {
         check_counts(m, s, p);
         check_places(m, s, p);
@@ -568,13 +534,13 @@ static uint64_t run_step(member *m, const step *s, uint64_t *slowest, uint32_t *
  * record. */
 static void run_steps(member *m, message *in) {
     const uint64_t lost = in->mask;
-    const uint32_t most = options.ring - 1; /* tokens that are sent before any is received */
+    const uint32_t most = ring_slots - 1; /* tokens that are sent before any is received */
     in->mask = in->took_ns = 0;
     in->cause = 0;
     for (uint32_t i = 0; i < in->count; i++) {
         step s = {.number = in->iteration + i, .lost = lost, .kind = in->kind, .rank = m->config.ep.rank};
-        if (s.kind == ANY) s.kind = (uint32_t)(mix(options.seed, s.number) % KINDS);
-        s.tokens = kinds[s.kind].how == HALVES && options.tokens > most ? most : options.tokens;
+        if (s.kind == ANY_KIND) s.kind = (uint32_t)(strikes_mix(options.seed, s.number) % KINDS);
+        s.tokens = kinds[s.kind].how == HALVES && most_tokens > most ? most : most_tokens;
         in->mask |= run_step(m, &s, &in->took_ns, &in->cause);
     }
 }
@@ -610,7 +576,7 @@ static void obey(member *m, const rank_links *links, message *in) {
 static int member_main(const rank_links *links) {
     static member m;
     message in;
-    complete_options(links->ranks, links->gpus);
+    strikes_complete(&options, links->ranks, links->gpus);
     do {
         in = told(links);
         obey(&m, links, &in);
@@ -624,138 +590,22 @@ static int member_main(const rank_links *links) {
     return 0;
 }
 
-/* ---- who tells them ---- */
-
-typedef struct world {
-    crew crew;
-    uint64_t random, slowest_ns, lost, lost_by_each, number; /* of the next step */
-    uint32_t noticed;                                        /* strikes that fell into the steps */
-    uint32_t phases[EPW_PHASE_COMBINE_RECEIVE + 1];          /* strikes that were noticed in this phase */
-} world;
-
-static void tell_all(world *w, uint64_t mask, message out) {
-    for (uint32_t r = 0; r < w->crew.ranks; r++) {
-        if (mask & bit(r)) tell(&w->crew, r, out);
-    }
-}
-
-/* Returns the phases in which some rank has been lost. */
-static uint32_t hear_all(world *w, uint64_t mask) {
-    uint32_t phases = 0;
-    w->slowest_ns = w->lost = 0;
-    w->lost_by_each = UINT64_MAX;
-    for (uint32_t r = 0; r < w->crew.ranks; r++) {
-        if (!(mask & bit(r))) continue;
-        message in = answer(&w->crew, r);
-        if (in.took_ns > w->slowest_ns) w->slowest_ns = in.took_ns;
-        if (in.what != STEPS) continue;
-        w->lost |= in.mask;
-        w->lost_by_each &= in.mask;
-        phases |= in.cause;
-    }
-    return phases;
-}
-
-static void all_do(world *w, uint64_t mask, message out) {
-    tell_all(w, mask, out);
-    hear_all(w, mask);
-}
-
-static message steps_of(world *w, uint32_t count, uint32_t kind, uint64_t lost) {
-    message steps = {.what = STEPS, .count = count, .kind = kind, .mask = lost, .iteration = w->number};
-    w->number += count;
-    return steps;
-}
-
-static void all_step(world *w, uint64_t mask, uint32_t count, uint64_t lost) {
-    all_do(w, mask, steps_of(w, count, ANY, lost));
-}
-
-static void require_within(const world *w, uint64_t most, const char *what) {
-    REQUIRE(w->slowest_ns < most, "an operation %s took %llu ms, with a deadline of %u", what,
-            (unsigned long long)(w->slowest_ns / MS), options.deadline_ms);
-}
-
-/* Strikes `victim` at a random moment of the steps of all, and checks what the others see. */
-static void strike(world *w, uint32_t victim, int with, uint32_t kind, uint32_t *epoch) {
-    crew *c = &w->crew;
-    const uint64_t all = bit(c->ranks) - 1, others = all & ~bit(victim), deadline = options.deadline_ms * MS;
-    w->random = traffic_mix(w->random + 1);
-    message steps = steps_of(w, options.steps, kind, bit(victim)), its = steps;
-    its.mask = all;
-    tell_all(w, others, steps);
-    tell(c, victim, its);
-    nanosleep(&(struct timespec){0, (long)(w->random % (options.within_us * UINT64_C(1000)))}, NULL);
-    strike_with(c, victim, with);
-    const uint32_t phases = hear_all(w, others);
-    w->noticed += w->lost != 0;
-    for (uint32_t i = 0; i <= EPW_PHASE_COMBINE_RECEIVE; i++) w->phases[i] += phases >> i & 1;
-    const uint64_t slack = c->ranks > c->gpus ? 4000 * MS : 200 * MS;
-    require_within(w, 4 * deadline + slack, "beside a lost rank");
-    if (w->lost_by_each == 0) { /* some had ended their steps before */
-        all_step(w, others, 2, bit(victim));
-        require_within(w, 4 * deadline + slack, "beside a lost rank");
-    }
-    REQUIRE(w->lost_by_each == bit(victim) && w->lost == bit(victim), "lost %llx, by each rank %llx, not %u",
-            (unsigned long long)w->lost, (unsigned long long)w->lost_by_each, victim);
-    /* It is a suspect by now, for which nobody waits. */
-    all_step(w, others, options.after, bit(victim));
-    require_within(w, deadline / 2 + slack, "without the lost rank");
-
-    all_do(w, others, (message){.what = ACTIVATE, .mask = others, .epoch = ++*epoch});
-    all_step(w, others, options.after, 0);
-    if (with == SIGSTOP) { /* it continues as if nothing had happened */
-        send_signal(c, victim, SIGCONT);
-        all_step(w, others, 2 * options.after, 0);
-        answer(c, victim);
-        end(c, victim, SIGKILL);
-    }
-    all_do(w, others, (message){.what = DISCONNECT, .peer = victim});
-    replace(c, victim, 0);
-    all_do(w, all, (message){.what = ACTIVATE, .mask = all, .epoch = ++*epoch});
-    all_step(w, all, options.after, 0);
-}
-
-/* The number of the kind; KINDS: there is none of that name. */
-static uint32_t kind_called(const char *name) {
-    uint32_t kind = 0;
-    while (kind < KINDS && strcmp(name, kinds[kind].name) != 0) kind++;
-    return kind;
-}
-
-/* Strike number `i` is of another kind than those before, one of three stops the rank, and all of that goes
- * round. */
-static void strike_next(world *w, uint32_t i, uint32_t *epoch) {
-    const uint32_t turn = (uint32_t)(mix(options.seed, 0) % KINDS);
-    const uint32_t kind = options.kind ? kind_called(options.kind) : (i + i / KINDS + turn) % KINDS;
-    strike(w, (i + i / 12) % w->crew.ranks, (i + i / 3 + turn) % 3 == 2 ? SIGSTOP : SIGKILL, kind, epoch);
-}
+/* ---- main ---- */
 
 int main(int argc, char **argv) {
+    static strikes w;
     if (argc == 2 && strcmp(argv[1], "--count-gpus") == 0) return gpus_main();
     if (ranks_options(argc, argv, named, usage) != 0) return 2;
-    if (options.ring < 2 || (options.kind && kind_called(options.kind) == KINDS)) {
-        fprintf(stderr, "no such kind, or a ring of fewer than 2 slots\n%s\n", usage);
+    if (ring_slots < 2) {
+        fprintf(stderr, "a ring has at least 2 slots\n%s\n", usage);
         return 2;
     }
-    ranks_limit("prefill_failure", options.seconds);
-    world w = {.crew = {.ranks = options.ranks, .argv = argv}, .random = options.seed};
-    crew *c = &w.crew;
-    int ended = ranks_begin(member_main, 2, &c->ranks, &c->gpus, argv);
-    if (ended >= 0) return ended;
-    complete_options(c->ranks, c->gpus);
-    uint32_t epoch = 1;
-    uint64_t all = bit(c->ranks) - 1;
-    start_all(c, 0);
-    all_do(&w, all, (message){.what = ACTIVATE, .mask = all, .epoch = epoch});
-    all_step(&w, all, options.after, 0);
-    for (uint32_t i = 0; i < options.strikes; i++) strike_next(&w, i, &epoch);
-    all_do(&w, all, (message){.what = QUIT});
-    for (uint32_t r = 0; r < c->ranks; r++) end(c, r, 0);
+    int ended = strikes_main(&w, &options, names, member_main, "prefill_failure", argv);
+    if (ended != 0 || w.epoch == 0) return ended;
     printf(
         "prefill_failure: OK ranks=%u strikes=%u, %u of them in the middle of steps, noticed in a dispatch "
         "%u and %u times (sent, received), in a combine %u and %u\n",
-        c->ranks, options.strikes, w.noticed, w.phases[EPW_PHASE_DISPATCH_SEND],
+        w.crew.ranks, options.strikes, w.noticed, w.phases[EPW_PHASE_DISPATCH_SEND],
         w.phases[EPW_PHASE_DISPATCH_RECEIVE], w.phases[EPW_PHASE_COMBINE_SEND],
         w.phases[EPW_PHASE_COMBINE_RECEIVE]);
     return 0;
