@@ -1,13 +1,24 @@
-/* Dispatch and combine on both lanes of a buffer, and two communicators, at once: four streams of each rank.
- * Each rank enqueues on them in an order of its own, as calls or as graphs. Rows are checked on the device,
- * results of collectives on the host. Exit code 77, with the reason, if there is no GPU. */
+/* Dispatch and combine on both lanes of a buffer, two communicators, and prefill, at once: five streams of
+ * each rank. Each rank enqueues on them in an order of its own, as calls or as graphs. Rows are checked on
+ * the device, results of collectives and sums of prefill on the host. Exit code 77, with the reason, if there
+ * is no GPU. */
 #include "ranks.h"
 #include "step.h"
 
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { LANES = 2, COMMS = 2, ACTORS = LANES + COMMS, OPS = 5, MESSAGES = EPW_SCATTER + 1, NORMS };
+enum {
+    LANES = 2,
+    COMMS = 2,
+    PREFILL = LANES + COMMS,
+    ACTORS,
+    HOLDERS = 1 + COMMS + 1,
+    OPS = 5,
+    MESSAGES = EPW_SCATTER + 1,
+    NORMS
+};
 enum { HIDDEN = 128, ROW = HIDDEN / 2 }; /* bf16 of a row that is normalised, and u32 */
 #define UNTOUCHED 0xa5a5a5a5u
 
@@ -179,7 +190,7 @@ static void open_comm(comm_state *c, const rank_links *links) {
     path.ranks = config.ranks = links->ranks;
     path.device = config.device = ranks_gpu(links);
     config.deadline_ns = deadline_ns();
-    config.sms = ranks_sms(links, 1 + COMMS, 32);
+    config.sms = ranks_sms(links, HOLDERS, 32);
     ranks_path(&path);
     config.fabric = path.fabric;
     config.paths = path.paths;
@@ -257,6 +268,136 @@ static uint64_t check(comm_state *c, const rank_links *links, uint32_t number, u
     return given;
 }
 
+/* ---- prefill ---- */
+
+enum { TOPK = 2, LONG = 3 /* operations of a round */ };
+
+/* Dispatches each token to two experts, which return it; their halves add up to the token. */
+typedef struct prefill_state {
+    epw_prefill *prefill;
+    epw_routing *routing; /* of calls: a graph keeps its own */
+    epw_routing *captured;
+    epw_fabric *fabric;
+    cudaStream_t stream;
+    cudaGraphExec_t graph; /* of this round; NULL: it was calls */
+    uint32_t tokens;
+    uint16_t *x, *rows, *out; /* on the GPU: tokens, packed rows, and sums of each operation */
+    int32_t *ids;
+    float *weights;
+    uint16_t *host; /* pinned, [LONG][tokens][HIDDEN] */
+} prefill_state;
+
+static void open_prefill(prefill_state *p, const rank_links *links) {
+    epw_prefill_config config = EPW_PREFILL_CONFIG_INIT;
+    epw_config *ep = &config.ep;
+    *p = (prefill_state){.tokens = small ? 24 : 1024};
+    ep->rank = links->rank;
+    ep->ranks = links->ranks;
+    ep->device = ranks_gpu(links);
+    ep->max_tokens = p->tokens;
+    ep->hidden = HIDDEN;
+    ep->experts = 4 * links->ranks;
+    ep->topk = TOPK;
+    ep->sms = ranks_sms(links, HOLDERS, 0);
+    ep->deadline_ns = deadline_ns();
+    config.ring_tokens = small ? 8 : 64; /* each slot is filled several times in an operation */
+    ranks_path(ep);
+    p->fabric = ep->fabric;
+    REQUIRE_OK(epw_prefill_create(&config, &p->prefill));
+    ranks_connect_prefill(links, p->prefill);
+    ranks_require_prefill_paths(links, p->prefill);
+    REQUIRE_OK(epw_routing_create(p->prefill, &p->routing));
+    REQUIRE_OK(epw_routing_create(p->prefill, &p->captured));
+    const size_t bytes = (size_t)p->tokens * HIDDEN * sizeof *p->x, entries = (size_t)p->tokens * TOPK;
+    REQUIRE_CUDA(cudaMalloc((void **)&p->x, bytes));
+    REQUIRE_CUDA(cudaMalloc((void **)&p->rows, bytes * links->ranks * TOPK));
+    REQUIRE_CUDA(cudaMalloc((void **)&p->out, bytes * LONG));
+    REQUIRE_CUDA(cudaMalloc((void **)&p->ids, entries * sizeof *p->ids));
+    REQUIRE_CUDA(cudaMalloc((void **)&p->weights, entries * sizeof *p->weights));
+    REQUIRE_CUDA(cudaHostAlloc((void **)&p->host, bytes * LONG, cudaHostAllocDefault));
+    REQUIRE_CUDA(cudaStreamCreateWithFlags(&p->stream, cudaStreamNonBlocking));
+    float *weights = (float *)p->host;
+    for (size_t i = 0; i < entries; i++) weights[i] = 0.5f;
+    REQUIRE_CUDA(cudaMemcpy(p->weights, weights, entries * sizeof *weights, cudaMemcpyHostToDevice));
+}
+
+static void close_prefill(prefill_state *p) {
+    epw_routing_free(p->routing);
+    epw_routing_free(p->captured);
+    epw_prefill_destroy(p->prefill);
+    epw_fabric_destroy(p->fabric);
+    REQUIRE_CUDA(cudaFree(p->x));
+    REQUIRE_CUDA(cudaFree(p->rows));
+    REQUIRE_CUDA(cudaFree(p->out));
+    REQUIRE_CUDA(cudaFree(p->ids));
+    REQUIRE_CUDA(cudaFree(p->weights));
+    REQUIRE_CUDA(cudaFreeHost(p->host));
+    REQUIRE_CUDA(cudaStreamDestroy(p->stream));
+}
+
+/* A bf16 from 1 to 2, of which a half is exact. */
+static uint16_t channel_of(uint64_t key, uint32_t token, uint32_t channel) {
+    return (uint16_t)(0x3f80 + ((traffic_mix(key + token) >> channel % 8 * 7 ^ channel) & 0x7f));
+}
+
+static void enqueue_prefill(prefill_state *p, const rank_links *links, uint64_t key, bool captured) {
+    epw_routing *routing = captured ? p->captured : p->routing;
+    int32_t *ids = (int32_t *)(p->host + (size_t)p->tokens * HIDDEN);
+    for (uint32_t t = 0; t < p->tokens; t++) {
+        const uint32_t experts = 4 * links->ranks, first = (uint32_t)(traffic_mix(key ^ t) % experts);
+        for (uint32_t c = 0; c < HIDDEN; c++) p->host[t * HIDDEN + c] = channel_of(key, t, c);
+        ids[t * TOPK] = (int32_t)first;
+        ids[t * TOPK + 1] = (int32_t)((first + 1 + (key + t) % (experts - 1)) % experts);
+    }
+    const size_t bytes = (size_t)p->tokens * HIDDEN * sizeof *p->x;
+    REQUIRE_CUDA(cudaMemcpyAsync(p->x, p->host, bytes, cudaMemcpyHostToDevice, p->stream));
+    REQUIRE_CUDA(
+        cudaMemcpyAsync(p->ids, ids, p->tokens * TOPK * sizeof *ids, cudaMemcpyHostToDevice, p->stream));
+    REQUIRE_CUDA(cudaMemsetAsync(p->out, 0xa5, bytes * LONG, p->stream));
+    if (captured) step_capture(p->stream);
+    for (uint32_t i = 0; i < LONG; i++) {
+        epw_dispatch_input in = EPW_DISPATCH_INPUT_INIT;
+        epw_prefill_output out = EPW_PREFILL_OUTPUT_INIT;
+        epw_prefill_combine_input answers = EPW_PREFILL_COMBINE_INPUT_INIT;
+        epw_prefill_combine_output sums = EPW_PREFILL_COMBINE_OUTPUT_INIT;
+        in.tokens = p->tokens;
+        in.x = p->x;
+        in.topk_idx = p->ids;
+        in.topk_weights = p->weights;
+        in.topk = TOPK;
+        in.lane = (int32_t)((key + i) % LANES);
+        out.layout = EPW_PACKED;
+        out.alignment = 1;
+        out.capacity = (uint64_t)links->ranks * p->tokens * TOPK;
+        out.rows = p->rows;
+        answers.expert_out = p->rows;
+        answers.width = HIDDEN;
+        sums.out = p->out + i * bytes / sizeof *p->out;
+        in.stream = out.stream = answers.stream = sums.stream = p->stream;
+        REQUIRE_OK(epw_prefill_dispatch(p->prefill, routing, &in, EPW_ROUTE_NEW, EPW_HALF_SENDS, &out, NULL));
+        REQUIRE_OK(epw_prefill_combine(p->prefill, routing, &answers, &sums, NULL));
+    }
+    p->graph = captured ? step_captured(p->stream) : NULL;
+    if (captured) REQUIRE_CUDA(cudaGraphLaunch(p->graph, p->stream));
+}
+
+static void check_prefill(prefill_state *p, const rank_links *links, uint64_t key, uint32_t round) {
+    const size_t bytes = (size_t)p->tokens * HIDDEN * sizeof *p->x;
+    await_stream(p->stream, deadline_ns() * 2, "prefill");
+    if (p->graph != NULL) REQUIRE_CUDA(cudaGraphExecDestroy(p->graph));
+    REQUIRE_CUDA(cudaMemcpy(p->host, p->out, bytes * LONG, cudaMemcpyDeviceToHost));
+    for (uint32_t i = 0; i < LONG; i++) {
+        for (uint32_t t = 0; t < p->tokens; t++) {
+            for (uint32_t c = 0; c < HIDDEN; c++) {
+                const uint16_t got = p->host[(i * p->tokens + t) * HIDDEN + c], want = channel_of(key, t, c);
+                REQUIRE(got == want,
+                        "round %u, rank %u: channel %u of token %u of prefill %u is %04x instead of %04x",
+                        round, links->rank, c, t, i, got, want);
+            }
+        }
+    }
+}
+
 /* ---- a rank ---- */
 
 static epw_config config_of(const rank_links *links) {
@@ -270,7 +411,7 @@ static epw_config config_of(const rank_links *links) {
     config.lanes = LANES;
     config.ordered = 1;
     config.device = ranks_gpu(links);
-    config.sms = ranks_sms(links, 1 + COMMS, 0);
+    config.sms = ranks_sms(links, HOLDERS, 0);
     config.deadline_ns = deadline_ns();
     return config;
 }
@@ -284,6 +425,12 @@ static void shuffle(uint32_t order[ACTORS], uint64_t *state) {
     }
 }
 
+/* Of what the rank dispatches by prefill. The lanes that follow from it are the same on all ranks. */
+static uint64_t key_of(uint32_t round, const rank_links *links) {
+    return (traffic_mix(seed ^ (uint64_t)round << 20 ^ (links->rank + UINT64_C(1)) << 8) & ~UINT64_C(1)) +
+           round % 2;
+}
+
 static int rank_main(const rank_links *links) {
     REQUIRE_CUDA(cudaSetDevice(ranks_gpu(links)));
     uint64_t began = now_ns(), own = traffic_mix(seed ^ (uint64_t)(links->rank + 1) << 32), elements = 0;
@@ -292,6 +439,7 @@ static int rank_main(const rank_links *links) {
     step_lane lanes[LANES];
     cudaGraphExec_t steps[LANES];
     comm_state comms[COMMS];
+    prefill_state prefill;
     ranks_path(&config);
     REQUIRE_OK(epw_buffer_create(&config, &buffer));
     ranks_connect(links, buffer);
@@ -302,6 +450,7 @@ static int rank_main(const rank_links *links) {
         steps[i] = step_graph(&lanes[i], STEP_KINDS, 1);
     }
     for (uint32_t i = 0; i < COMMS; i++) open_comm(&comms[i], links);
+    open_prefill(&prefill, links);
     ranks_meet(links);
     for (uint32_t round = 0; round < rounds; round++) {
         uint32_t order[ACTORS];
@@ -312,6 +461,8 @@ static int rank_main(const rank_links *links) {
             uint64_t common = traffic_mix(seed ^ ((uint64_t)round * COMMS + comm + 1) << 8);
             if (actor < LANES) {
                 REQUIRE_CUDA(cudaGraphLaunch(steps[actor], lanes[actor].stream));
+            } else if (actor == PREFILL) {
+                enqueue_prefill(&prefill, links, key_of(round, links), below(&own, 2));
             } else {
                 enqueue(&comms[comm], links, common, below(&own, 2));
             }
@@ -319,6 +470,7 @@ static int rank_main(const rank_links *links) {
         }
         if (round == 0) ranks_end_alone(links);
         for (uint32_t i = 0; i < COMMS; i++) elements += check(&comms[i], links, i, round);
+        check_prefill(&prefill, links, key_of(round, links), round);
         for (uint32_t i = 0; i < LANES; i++) {
             await_stream(lanes[i].stream, deadline_ns() * 2, "steps of a lane");
             if (step_wrong(&lanes[i], "mix")) _exit(1);
@@ -333,6 +485,7 @@ static int rank_main(const rank_links *links) {
     rows = ranks_sum(links, rows);
     elements = ranks_sum(links, elements);
     for (uint32_t i = 0; i < COMMS; i++) close_comm(&comms[i]);
+    close_prefill(&prefill);
     epw_buffer_destroy(buffer);
     for (uint32_t i = 0; i < LANES; i++) step_close(&lanes[i]);
     epw_fabric_destroy(config.fabric);
