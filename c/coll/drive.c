@@ -98,7 +98,7 @@ void epw_comm_lose(epw_comm *comm, epw_coll_peer *p, uint32_t phase, uint32_t ca
     /* The peer is told before its flows end: after that it reads nothing of the caller's memory. */
     drop_member(comm, p, cause == EPW_CAUSE_TIMEOUT, now);
     epw_flow_void(comm, p, epw_coll_rank(comm, p));
-    p->out.open = false;
+    p->out.open = p->tells = false;
     epw_ring *ring = &p->rings[EPW_CHANNEL_COLLECTIVE];
     ring->borrowed = ring->taken;
     epw_point_lose(comm, p);
@@ -137,7 +137,9 @@ static bool awaits_taken(const epw_comm *comm, const epw_coll_peer *p, uint32_t 
     const epw_ring *ring = &p->rings[channel];
     if (epw_ring_lends(ring)) return true;
     bool more = channel == EPW_CHANNEL_COLLECTIVE ? p->out.open : points_have_more(comm, p);
-    return more && !epw_ring_has_room(ring, comm->layout.slots);
+    bool tells = channel == EPW_CHANNEL_COLLECTIVE && p->tells;
+    return (more && !epw_ring_has_room(ring, comm->layout.slots)) ||
+           (tells && !epw_ring_has_room_for_nothing(ring, comm->layout.slots));
 }
 
 /* An epoch that ends by a mismatch may leave messages that are still to be sent from the staging memory:
@@ -206,7 +208,7 @@ static void greet(epw_comm *comm, epw_coll_peer *p, uint64_t now) {
 
 /* Whether the peer has to begin the epoch before this rank may write to it, as it would. */
 static bool awaits_beginning(const epw_comm *comm, const epw_coll_peer *p) {
-    return !p->begun && (p->out.open || points_have_more(comm, p));
+    return !p->begun && (p->out.open || p->tells || points_have_more(comm, p));
 }
 
 static void look_at(epw_comm *comm, epw_coll_peer *p, uint64_t now) {
@@ -249,6 +251,14 @@ static bool look_for_messages(epw_comm *comm, uint64_t now) {
     return more;
 }
 
+/* Whether messages have arrived in a ring from which the current collective expects none. */
+static bool has_unexpected(const epw_comm *comm, const epw_coll_peer *p) {
+    if (!comm->running || p->in.open || p->gone != EPW_CAUSE_NONE) return false;
+    uint64_t posted =
+        epw_word_from(&comm->peers, EPW_CHANNEL_COLLECTIVE, epw_coll_rank(comm, p), EPW_WORD_POSTED);
+    return says_more(comm, posted, p->rings[EPW_CHANNEL_COLLECTIVE].seen);
+}
+
 /* Called when nothing moves. If ranks differ in the root, this rank may wait for a peer that waits for
  * another one, while all lend memory or have full rings. The message that proves the mismatch then lies in a
  * ring from which nothing is expected. */
@@ -256,10 +266,7 @@ static void look_for_unexpected(epw_comm *comm, uint64_t now) {
     if (!comm->running) return;
     EPW_COMM_OTHERS(p, comm) {
         if (p->in.open) continue;
-        uint64_t posted =
-            epw_word_from(&comm->peers, EPW_CHANNEL_COLLECTIVE, epw_coll_rank(comm, p), EPW_WORD_POSTED);
-        if (says_more(comm, posted, p->rings[EPW_CHANNEL_COLLECTIVE].seen))
-            look(comm, p, EPW_CHANNEL_COLLECTIVE, EPW_WORD_POSTED, now);
+        if (has_unexpected(comm, p)) look(comm, p, EPW_CHANNEL_COLLECTIVE, EPW_WORD_POSTED, now);
         epw_flow_check_unexpected(comm, comm->queue, p, now);
     }
 }
@@ -274,6 +281,7 @@ static bool is_awaited(const epw_comm *comm, const epw_coll_peer *p) {
 static bool is_owing(const epw_comm *comm, const epw_coll_peer *p) {
     const epw_ring *ring = &p->rings[EPW_CHANNEL_COLLECTIVE];
     bool blocked = p->out.open && (!p->begun || !epw_ring_has_room(ring, comm->layout.slots));
+    blocked |= p->tells && !p->begun;
     bool silent = p->in.open && !epw_ring_may_read(ring);
     return (comm->running && (blocked || silent || epw_ring_lends(ring))) ||
            (comm->pointing && epw_point_owed(p));
@@ -347,7 +355,7 @@ static void end_collective(epw_comm *comm, epw_status status) {
         if (job->outcome.record.cause == EPW_CAUSE_NONE) job->outcome.record = comm->record;
     }
     count_moved(comm, op, job != NULL && status == EPW_OK);
-    EPW_COMM_PEERS(p, comm) p->out.open = p->in.open = false;
+    EPW_COMM_PEERS(p, comm) p->out.open = p->in.open = p->tells = false;
     comm->running = false;
     comm->queue = op->next;
     if (comm->queue == NULL) comm->queue_end = &comm->queue;
@@ -673,6 +681,7 @@ static bool has_news(epw_comm *comm) {
             epw_word_from(&comm->peers, EPW_CHANNEL_COLLECTIVE, epw_coll_rank(comm, p), EPW_WORD_MISMATCH);
         if (!comm->mismatched && epw_word_epoch(word) == epoch_of(comm)) return true;
         if (has_messages(comm, p)) return true;
+        if (has_unexpected(comm, p)) return true;
         if (!is_awaited(comm, p)) continue;
         bool begun = true; /* as in epw_comm_has_begun */
         for (uint32_t c = 0; c < EPW_CHANNELS; c++) {

@@ -91,6 +91,27 @@ static void gather_into(const epw_leg *leg, unsigned char *to, uint64_t bytes) {
     }
 }
 
+static epw_message header_of(const epw_comm *comm, const epw_op *op, const epw_coll_peer *p, uint32_t carry) {
+    return (epw_message){.number = p->rings[EPW_CHANNEL_COLLECTIVE].posted + 1,
+                         .call = comm->calls,
+                         .carry = carry,
+                         .what = epw_descriptor_of(&op->call, elements_of(&op->call, &p->out)),
+                         .before = epw_brief(&comm->before),
+                         .before_count = epw_brief_count(&comm->before)};
+}
+
+/* Writes to a peer that gets nothing what this rank calls. False: the peer has not begun the epoch yet. */
+static bool write_nothing(epw_comm *comm, const epw_op *op, epw_coll_peer *p) {
+    epw_ring *ring = &p->rings[EPW_CHANNEL_COLLECTIVE];
+    if (!p->tells || (!p->begun && p->gone == EPW_CAUSE_NONE)) return false;
+    p->tells = false;
+    if (p->gone != EPW_CAUSE_NONE || !epw_ring_has_room_for_nothing(ring, comm->layout.slots)) return false;
+    *epw_slot_for(comm, p, EPW_CHANNEL_COLLECTIVE, ring->posted + 1) =
+        header_of(comm, op, p, EPW_CARRY_NOTHING);
+    epw_ring_wrote(ring, false);
+    return true;
+}
+
 /* Writes the next message of the flow to the peer. False: there is nothing to write yet. */
 static bool write_message(epw_comm *comm, const epw_op *op, epw_coll_peer *p) {
     epw_ring *ring = &p->rings[EPW_CHANNEL_COLLECTIVE];
@@ -108,18 +129,12 @@ static bool write_message(epw_comm *comm, const epw_op *op, epw_coll_peer *p) {
         carry = EPW_CARRY_VOID;
         bytes = 0;
     }
-    uint64_t number = ring->posted + 1;
-    epw_message *slot = epw_slot_for(comm, p, EPW_CHANNEL_COLLECTIVE, number);
+    epw_message *slot = epw_slot_for(comm, p, EPW_CHANNEL_COLLECTIVE, ring->posted + 1);
     if (carry == EPW_CARRY_INLINE) gather_into(leg, (unsigned char *)(slot + 1), bytes);
-    *slot = (epw_message){.number = number,
-                          .call = comm->calls,
-                          .carry = carry,
-                          .what = epw_descriptor_of(&op->call, elements_of(&op->call, &p->out)),
-                          .voids = op->job == NULL ? comm->config.rank : comm->fold.voids,
-                          .bytes = bytes,
-                          .address = address,
-                          .before = epw_brief(&comm->before),
-                          .before_count = epw_brief_count(&comm->before)};
+    *slot = header_of(comm, op, p, carry);
+    slot->voids = op->job == NULL ? comm->config.rank : comm->fold.voids;
+    slot->bytes = bytes;
+    slot->address = address;
     epw_ring_wrote(ring, carry == EPW_CARRY_PULL || carry == EPW_CARRY_HEAP);
     if (carry == EPW_CARRY_VOID) {
         p->out.open = false;
@@ -158,8 +173,26 @@ static bool copy_message(epw_comm *comm, epw_coll_peer *p) {
     return true;
 }
 
+/* Takes in messages of the peer by which it says what it calls, and has nothing. True: there were some. */
+static bool read_nothing(epw_comm *comm, const epw_op *op, epw_coll_peer *p) {
+    epw_ring *ring = &p->rings[EPW_CHANNEL_COLLECTIVE];
+    bool some = false;
+    while (!ring->here && copy_message(comm, p) && ring->message.carry == EPW_CARRY_NOTHING) {
+        epw_descriptor own = epw_descriptor_of(&op->call, elements_of(&op->call, &p->in));
+        epw_found found = epw_nothing_found(ring, comm->calls, &own, &comm->before, p->in.open);
+        if (found == EPW_FOUND_NONSENSE) refuse_message(p);
+        if (found == EPW_FOUND_ANOTHER) epw_comm_mismatch(comm, p, &own, epw_now_ns());
+        if (found != EPW_FOUND_OURS) break;
+        epw_ring_consume(ring);
+        some = true;
+    }
+    return some;
+}
+
 void epw_flow_check_unexpected(epw_comm *comm, const epw_op *op, epw_coll_peer *p, uint64_t now) {
-    if (p->in.open || !copy_message(comm, p)) return;
+    if (p->in.open) return;
+    if (read_nothing(comm, op, p)) epw_rings_post(comm, now);
+    if (comm->mismatched || !copy_message(comm, p)) return;
     if (!epw_message_unexpected(&p->rings[EPW_CHANNEL_COLLECTIVE], comm->calls)) return;
     epw_descriptor own = epw_descriptor_of(&op->call, 0);
     epw_comm_mismatch(comm, p, &own, now);
@@ -430,13 +463,17 @@ bool epw_flows_move(epw_comm *comm, epw_op *op, uint64_t now) {
     bool moved = false;
     for (uint32_t i = 0; i + 1 < comm->layout.ranks; i++) {
         epw_coll_peer *p = in_turn(comm, i);
+        moved |= write_nothing(comm, op, p);
         while (p->out.open && p->begun && p->gone == EPW_CAUSE_NONE &&
                epw_ring_has_room(&p->rings[EPW_CHANNEL_COLLECTIVE], comm->layout.slots) &&
                write_message(comm, op, p))
             moved = true;
     }
     if (moved) epw_rings_post(comm, now);
-    for (uint32_t i = 0; i + 1 < comm->layout.ranks; i++) moved |= read_some(comm, op, in_turn(comm, i));
+    for (uint32_t i = 0; i + 1 < comm->layout.ranks; i++) {
+        moved |= read_nothing(comm, op, in_turn(comm, i));
+        moved |= read_some(comm, op, in_turn(comm, i));
+    }
     moved |= fold_some(comm, op);
     moved |= copy_own(comm, op);
     if (!moved) return false;
@@ -446,7 +483,7 @@ bool epw_flows_move(epw_comm *comm, epw_op *op, uint64_t now) {
 }
 
 bool epw_flow_over(const epw_coll_peer *p) {
-    return !p->out.open && !p->in.open && !epw_ring_lends(&p->rings[EPW_CHANNEL_COLLECTIVE]);
+    return !p->out.open && !p->in.open && !p->tells && !epw_ring_lends(&p->rings[EPW_CHANNEL_COLLECTIVE]);
 }
 
 /* ---- words ---- */

@@ -60,15 +60,17 @@ typedef struct epw_called {
 
 /* How the bytes of a message travel. */
 enum {
-    EPW_CARRY_INLINE = 1, /* after the header */
-    EPW_CARRY_PULL = 2,   /* read from `address` in the source's process */
-    EPW_CARRY_HEAP = 3,   /* read from offset `address` of the source's window */
-    EPW_CARRY_VOID = 4,   /* they do not: the source lacks rank `voids`, hence the rest of the flow */
-    EPW_CARRY_OFFER = 5,  /* point: `bytes` bytes can be asked for */
-    EPW_CARRY_ASK = 6,    /* point: asks for the bytes of offer `address` */
-    EPW_CARRY_DONE = 7,   /* point: of offer `address` so many `bytes` have been read; all: it ends */
-    EPW_CARRY_MATCHED = 8 /* point: `address` messages, of `bytes` bytes in all, have been received and are no
-                             longer kept here */
+    EPW_CARRY_INLINE = 1,  /* after the header */
+    EPW_CARRY_PULL = 2,    /* read from `address` in the source's process */
+    EPW_CARRY_HEAP = 3,    /* read from offset `address` of the source's window */
+    EPW_CARRY_VOID = 4,    /* they do not: the source lacks rank `voids`, hence the rest of the flow */
+    EPW_CARRY_OFFER = 5,   /* point: `bytes` bytes can be asked for */
+    EPW_CARRY_ASK = 6,     /* point: asks for the bytes of offer `address` */
+    EPW_CARRY_DONE = 7,    /* point: of offer `address` so many `bytes` have been read; all: it ends */
+    EPW_CARRY_MATCHED = 8, /* point: `address` messages, of `bytes` bytes in all, have been received and are
+                             no longer kept here */
+    EPW_CARRY_NOTHING =
+        9 /* there are none: the source has nothing for this rank, and says what it has called */
 };
 
 typedef struct epw_message {

@@ -56,7 +56,8 @@ typedef struct epw_leg {
 } epw_leg;
 
 typedef struct epw_flow {
-    bool open; /* bytes are still to be written, or to be read */
+    bool open;    /* bytes are still to be written, or to be read */
+    bool nothing; /* a part of it has no bytes */
     uint32_t leg;
     epw_leg legs[2];
 } epw_flow;
@@ -78,6 +79,8 @@ typedef struct epw_coll_peer {
 
     /* Of the current collective. */
     epw_flow out, in;
+    bool tells; /* nothing goes to the peer, so that it is to be told by EPW_CARRY_NOTHING what this rank
+                   calls */
     bool missing;
 
     struct epw_point *point; /* see point.c */
@@ -236,8 +239,8 @@ bool epw_flows_move(epw_comm *comm, epw_op *op, uint64_t now);
  * memory. */
 bool epw_flow_over(const epw_coll_peer *p);
 
-/* Nothing more is expected of the peer in the current collective: reports a mismatch if it has sent something
- * all the same. */
+/* If nothing more is expected of the peer in the current collective, reports a mismatch if it has sent
+ * something all the same, or says that it calls something else. */
 void epw_flow_check_unexpected(epw_comm *comm, const epw_op *op, epw_coll_peer *p, uint64_t now);
 
 /* Ends what comes from the peer; `voids` is the rank that is missing. */

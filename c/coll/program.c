@@ -31,6 +31,7 @@ static epw_run shifted(epw_run run, uint64_t bytes) {
 /* ---- flows ---- */
 
 static void add_leg(epw_flow *flow, epw_run at, uint64_t bytes, bool folded) {
+    flow->nothing |= bytes == 0;
     if (bytes == 0) return;
     uint32_t leg = flow->open ? 1 : 0;
     flow->legs[leg] = (epw_leg){.bytes = bytes, .at = at, .folded = folded};
@@ -193,6 +194,8 @@ static void all_reduce(epw_comm *comm, epw_op *op) {
         add_leg(&p->out, shifted(to, own_at), own_bytes, true);
         add_leg(&p->in, shifted(to, own_at), own_bytes, true);
         add_leg(&p->in, shifted(to, at), piece, false);
+        p->out.nothing = p->in.nothing =
+            false; /* ranks without a piece hear of the call from those with one */
     }
     if (own_bytes > 0) begin_fold(comm, c, own_bytes, shifted(from, own_at), shifted(to, own_at));
 }
@@ -221,6 +224,7 @@ bool epw_program_begin(epw_comm *comm, epw_op *op) {
     comm->exchanges = false;
     EPW_COMM_PEERS(p, comm) {
         p->out = p->in = (epw_flow){0};
+        p->tells = false;
         p->missing = p->member && p->suspected;
     }
     if (epw_comm_has_root(op->call.kind)) {
@@ -255,6 +259,7 @@ bool epw_program_begin(epw_comm *comm, epw_op *op) {
     default:
         scatter(comm, op);
     }
+    EPW_COMM_OTHERS(p, comm) p->tells = !p->out.open && (p->out.nothing || p->in.nothing);
     comm->streams = bytes_in_all(comm) > STREAM_BYTES;
     return !comm->fold.on || make_scratch(comm);
 }

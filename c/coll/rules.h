@@ -55,6 +55,13 @@ static inline bool epw_ring_has_room(const epw_ring *ring, uint32_t slots) {
     return ring->posted - ring->taken < slots;
 }
 
+/* The same for a message that says that there is nothing. The owner may leave such messages unread for many
+ * calls, so they leave a slot to others. If there is no room, the owner is not told: nobody waits for that.
+ */
+static inline bool epw_ring_has_room_for_nothing(const epw_ring *ring, uint32_t slots) {
+    return ring->posted - ring->taken + 1 < slots;
+}
+
 /* Message posted + 1 has been written. `lends`: the peer reads its bytes from this rank's memory. */
 static inline void epw_ring_wrote(epw_ring *ring, bool lends) {
     ring->posted++;
@@ -145,6 +152,7 @@ static inline bool epw_ring_ended(const epw_ring *ring, bool awaits_posted, bool
 typedef enum epw_found {
     EPW_FOUND_OURS,    /* of the current collective */
     EPW_FOUND_ANOTHER, /* of another one, or of this one with other arguments */
+    EPW_FOUND_LATER,   /* of a later one: only messages without bytes may come so early */
     EPW_FOUND_NONSENSE /* the peer is not trusted any more */
 } epw_found;
 
@@ -197,6 +205,27 @@ static inline epw_found epw_message_found(const epw_ring *ring, uint32_t call, c
     if (m->number != ring->consumed + 1 || !epw_descriptor_is_call(&m->what)) return EPW_FOUND_NONSENSE;
     if (m->call != call || !epw_descriptor_equal(&m->what, own)) return EPW_FOUND_ANOTHER;
     return epw_descriptor_briefly_equal(&its_before, before) ? EPW_FOUND_OURS : EPW_FOUND_ANOTHER;
+}
+
+/* Judges ring->message, which says that its source has nothing for this rank. `own` is what this rank calls
+ * as number `call`, with the elements that it expects; `expects`: there still are some. EPW_FOUND_OURS: there
+ * is no more to it, and it is consumed, whichever call it is of. EPW_FOUND_LATER: it stays, until this rank
+ * has called as much. */
+static inline epw_found epw_nothing_found(const epw_ring *ring, uint32_t call, const epw_descriptor *own,
+                                          const epw_descriptor *before, bool expects) {
+    const epw_message *m = &ring->message;
+    int32_t ahead = (int32_t)(m->call - call); /* numbers wrap around */
+    epw_descriptor its_before = epw_message_before(m);
+    if (m->number != ring->consumed + 1 || !epw_descriptor_is_call(&m->what)) return EPW_FOUND_NONSENSE;
+    if (ahead > 1) return EPW_FOUND_LATER;
+    if (ahead == 1)
+        return epw_descriptor_briefly_equal(&its_before, own) ? EPW_FOUND_LATER : EPW_FOUND_ANOTHER;
+    if (ahead == -1)
+        return epw_descriptor_briefly_equal(&m->what, before) ? EPW_FOUND_OURS : EPW_FOUND_ANOTHER;
+    if (ahead < -1) return EPW_FOUND_OURS;
+    if (!epw_descriptor_equal(&m->what, own)) return EPW_FOUND_ANOTHER;
+    if (!epw_descriptor_briefly_equal(&its_before, before)) return EPW_FOUND_ANOTHER;
+    return expects ? EPW_FOUND_NONSENSE : EPW_FOUND_OURS;
 }
 
 /* Whether the source of ring->message has called something else: call number `call` expects nothing more from

@@ -1035,8 +1035,8 @@ EPW_API epw_status epw_dequantize_fp8(uint32_t payload, uint32_t dtype, uint64_t
  * All members call the same collectives in the same order, with the same type, reduction, root and counts. If
  * a rank calls another one, the operation ends with EPW_ERR_MISMATCH on every rank that waits in it, and so
  * does the next call of every other rank; the error names both calls. On the host a rank that has 0 elements
- * sends no message that could tell of another count: if it makes no other call within the deadline, it
- * succeeds, and those that wait for it find it missing (EPW_CAUSE_TIMEOUT). The communicator can be used
+ * for another one tells it so unless the ring to it is full: then those that wait for elements of it find it
+ * missing (EPW_CAUSE_TIMEOUT), if it makes no other call within the deadline. The communicator can be used
  * again from its next membership on. Sends and receives are matched by peer and tag, in the order of the
  * calls; a message of another type than the receive that it matches is such a mismatch too. On the host that
  * receive writes nothing, and what was sent and not received is lost with the membership, as always when one
@@ -1420,8 +1420,7 @@ typedef struct epw_coll {
      * the other. In an all_to_all in place, block p is what goes to rank p and what comes from it:
      * send_counts and send_offsets must be NULL or equal those of recv, and recv_counts[p] here equals
      * recv_counts[this rank] at p. As with other counts, a rank that has another one there is
-     * EPW_ERR_MISMATCH. Only if one of the two has 0 elements, so that no message tells of the difference,
-     * and it calls no other collective, the other one finds it missing (EPW_CAUSE_TIMEOUT). */
+     * EPW_ERR_MISMATCH. */
     const uint64_t *send_counts, *send_offsets, *recv_counts, *recv_offsets;
     /* Blocks of `rows` rows; the counts are then elements of one row, and a pitch is the distance from row to
      * row. `rows` 0: one row. For all_gather and reduce_scatter: in all_gather send_pitch applies to this

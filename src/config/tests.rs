@@ -99,6 +99,8 @@ fn ranks_agree_on_the_kind_of_device_only() {
     assert_eq!(on(Device::Cuda(0)), on(Device::Cuda(3)));
     assert_ne!(on(Device::Cuda(0)), on(Device::Host));
     assert_eq!(on(Device::Cuda(0)), EpConfig::new(4, 64, 4, 2).device(Device::Cuda(1)).fields());
+    let serial = |on| EpConfig::new(4, 64, 4, 2).serial_lanes(on).to_c(0, 1).serial_lanes;
+    assert_eq!([serial(false), serial(true)], [0, 1]);
 }
 
 #[test]

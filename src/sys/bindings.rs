@@ -2538,8 +2538,7 @@ pub struct epw_coll {
  the other. In an all_to_all in place, block p is what goes to rank p and what comes from it:
  send_counts and send_offsets must be NULL or equal those of recv, and recv_counts[p] here equals
  recv_counts[this rank] at p. As with other counts, a rank that has another one there is
- EPW_ERR_MISMATCH. Only if one of the two has 0 elements, so that no message tells of the difference,
- and it calls no other collective, the other one finds it missing (EPW_CAUSE_TIMEOUT).*/
+ EPW_ERR_MISMATCH.*/
     pub send_counts: *const u64,
     /** Uneven blocks: in send of reduce_scatter and scatter, in recv of all_gather and gather, in both of
  all_to_all. [ranks]; counts are the same on every rank, except that in all_to_all send_counts[p] here
@@ -2547,8 +2546,7 @@ pub struct epw_coll {
  the other. In an all_to_all in place, block p is what goes to rank p and what comes from it:
  send_counts and send_offsets must be NULL or equal those of recv, and recv_counts[p] here equals
  recv_counts[this rank] at p. As with other counts, a rank that has another one there is
- EPW_ERR_MISMATCH. Only if one of the two has 0 elements, so that no message tells of the difference,
- and it calls no other collective, the other one finds it missing (EPW_CAUSE_TIMEOUT).*/
+ EPW_ERR_MISMATCH.*/
     pub send_offsets: *const u64,
     /** Uneven blocks: in send of reduce_scatter and scatter, in recv of all_gather and gather, in both of
  all_to_all. [ranks]; counts are the same on every rank, except that in all_to_all send_counts[p] here
@@ -2556,8 +2554,7 @@ pub struct epw_coll {
  the other. In an all_to_all in place, block p is what goes to rank p and what comes from it:
  send_counts and send_offsets must be NULL or equal those of recv, and recv_counts[p] here equals
  recv_counts[this rank] at p. As with other counts, a rank that has another one there is
- EPW_ERR_MISMATCH. Only if one of the two has 0 elements, so that no message tells of the difference,
- and it calls no other collective, the other one finds it missing (EPW_CAUSE_TIMEOUT).*/
+ EPW_ERR_MISMATCH.*/
     pub recv_counts: *const u64,
     /** Uneven blocks: in send of reduce_scatter and scatter, in recv of all_gather and gather, in both of
  all_to_all. [ranks]; counts are the same on every rank, except that in all_to_all send_counts[p] here
@@ -2565,8 +2562,7 @@ pub struct epw_coll {
  the other. In an all_to_all in place, block p is what goes to rank p and what comes from it:
  send_counts and send_offsets must be NULL or equal those of recv, and recv_counts[p] here equals
  recv_counts[this rank] at p. As with other counts, a rank that has another one there is
- EPW_ERR_MISMATCH. Only if one of the two has 0 elements, so that no message tells of the difference,
- and it calls no other collective, the other one finds it missing (EPW_CAUSE_TIMEOUT).*/
+ EPW_ERR_MISMATCH.*/
     pub recv_offsets: *const u64,
     /** Blocks of `rows` rows; the counts are then elements of one row, and a pitch is the distance from row to
  row. `rows` 0: one row. For all_gather and reduce_scatter: in all_gather send_pitch applies to this

@@ -8,7 +8,7 @@
  *  - memory that a peer lends is not used once the loan has ended;
  *  - no message of a correct peer is judged to be nonsense, and without failures nobody is given up;
  *  - a rank that has heard of all ranks since one of them called something else, if only with another root,
- *    has found the mismatch;
+ *    has found the mismatch, and one that waits for a rank that has nothing for it finds that too;
  *  - no deadlock: as long as something is left to do, somebody can move. A dead peer can be given up, so
  *    waits without an end would be found here.
  *
@@ -52,6 +52,15 @@ static const model models[] = {
     {"to-roots-lending", 3, 1, 2, 1, 1, TO_ROOTS, .lends = EVERYBODY, .peeks = true},
     {"astray-in-root", 3, 1, 2, 1, 1, TO_ROOTS, .astray = true},
     {"astray-in-root-lending", 3, 1, 2, 1, 1, TO_ROOTS, .lends = EVERYBODY, .peeks = true, .astray = true},
+    {"nothing-1-slot", 2, 1, 3, 2, 1, ALL, .lends = NOBODY, .empties = true},
+    {"nothing", 2, 3, 3, 2, 1, ALL, .lends = NOBODY, .empties = true},
+    {"nothing-peeks", 2, 3, 3, 2, 1, ALL, .lends = EVERYBODY, .peeks = true, .empties = true},
+    {"nothing-of-three", 3, 2, 2, 1, 1, FROM_ROOT, .lends = NOBODY, .empties = true},
+    {"nothing-leaving", 2, 3, 3, 1, 1, ALL, .peeks = true, .leaves = true, .empties = true},
+    {"nothing-one-dies", 2, 2, 2, 2, 1, ALL, .peeks = true, .deaths = true, .empties = true},
+    {"astray-with-nothing", 2, 3, 2, 1, 1, ALL, .astray = true, .empties = true},
+    {"astray-with-nothing-lending", 2, 4, 2, 1, 2, ALL, .lends = EVERYBODY, .peeks = true, .astray = true, .empties = true},
+    {"astray-with-nothing-of-three", 3, 2, 1, 1, 1, ALL, .astray = true, .empties = true},
 };
 /* clang-format on */
 

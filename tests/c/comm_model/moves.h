@@ -35,7 +35,7 @@ static bool present(const peer *p) {
 }
 
 static bool over(const peer *p) {
-    return p->out == 0 && p->in == 0 && p->hand == IDLE && !epw_ring_lends(&p->ring);
+    return p->out == 0 && p->in == 0 && !p->tells && p->hand == IDLE && !epw_ring_lends(&p->ring);
 }
 
 /* Whether the peer has been told all that it waits for. A step tells it before it decides whether its call is
@@ -63,12 +63,14 @@ static void lose(state *s, unsigned r, unsigned q) {
     peer *p = &me->of[q];
     p->suspected = true;
     p->out = p->in = 0;
+    p->tells = false;
     p->ring.borrowed = p->ring.taken;
     s->pairs[r][q].dropped = epw_word(epoch_of(me), 0, 0);
 }
 
 static bool awaits_taken(const model *m, const peer *p) {
-    return (p->out > 0 && (!p->begun || !epw_ring_has_room(&p->ring, m->slots))) || epw_ring_lends(&p->ring);
+    return (p->out > 0 && (!p->begun || !epw_ring_has_room(&p->ring, m->slots))) || (p->tells && !p->begun) ||
+           epw_ring_lends(&p->ring);
 }
 
 static void look_moves(walker *w, const state *s, unsigned r, unsigned q) {
@@ -137,11 +139,28 @@ static void write_moves(walker *w, const state *s, unsigned r, unsigned q) {
         next.ranks[r].of[q].hand = WRITING;
         w->take(w, &next);
     }
+    if (p->hand == IDLE && p->tells && (p->begun || p->gone != EPW_CAUSE_NONE)) {
+        begin_move(w, s, &next, "begins to tell that it has nothing for", r, q);
+        look(w->m, &next, r, q, false);
+        const epw_ring *ring = &next.ranks[r].of[q].ring;
+        if (p->gone != EPW_CAUSE_NONE || !epw_ring_has_room_for_nothing(ring, w->m->slots)) {
+            next.ranks[r].of[q].tells = false;
+        } else {
+            slot *to = slot_of(w->m, &next, r, q, p->ring.posted + 1);
+            check_free(w, s, r, q);
+            to->torn = true;
+            next.ranks[r].of[q].hand = WRITING;
+        }
+        w->take(w, &next);
+    }
     if (p->hand == WRITING) {
         begin_move(w, s, &next, "has written for", r, q);
         peer *now = &next.ranks[r].of[q];
         slot *to = slot_of(w->m, &next, r, q, p->ring.posted + 1);
-        uint32_t carry = me->dropped ? EPW_CARRY_VOID : lends(w->m, r) ? EPW_CARRY_PULL : EPW_CARRY_INLINE;
+        uint32_t carry = p->tells         ? EPW_CARRY_NOTHING
+                         : me->dropped    ? EPW_CARRY_VOID
+                         : lends(w->m, r) ? EPW_CARRY_PULL
+                                          : EPW_CARRY_INLINE;
         epw_descriptor before = descriptor_of(w->m, s, r, me->calls - 1);
         to->torn = false;
         to->epoch = epoch_of(me);
@@ -154,7 +173,8 @@ static void write_moves(walker *w, const state *s, unsigned r, unsigned q) {
                                     .before_count = epw_brief_count(&before)};
         epw_ring_wrote(&now->ring, carry == EPW_CARRY_PULL);
         now->hand = IDLE;
-        now->out = carry == EPW_CARRY_VOID ? 0 : now->out - 1;
+        now->tells = false;
+        if (carry != EPW_CARRY_NOTHING) now->out = carry == EPW_CARRY_VOID ? 0 : now->out - 1;
         w->take(w, &next);
     }
 }
@@ -169,6 +189,7 @@ static void end_by_mismatch(const model *m, state *s, unsigned r, bool tells) {
         if (tells) s->pairs[r][q].mismatch = epw_epoch_word(epoch_of(me), 1);
         s->pairs[r][q].cancelled = epw_epoch_word(epoch_of(me), EPW_STEP_MAX);
         p->out = p->in = 0;
+        p->tells = false;
         p->ring.borrowed = p->ring.taken;
         p->hand = IDLE; /* it acts on one slot at a time, and was about to read */
     }
@@ -187,6 +208,7 @@ static void open_message(walker *w, const state *s, unsigned r, unsigned q) {
     check(w, !from->torn, "a slot is read while it is written");
     memcpy(&p->ring.message, &from->message, sizeof p->ring.message);
     switch (epw_message_found(&p->ring, me->calls, &own, &before)) {
+    case EPW_FOUND_LATER:
     case EPW_FOUND_NONSENSE:
         check(w, false, "a correct message is judged faulty");
         break;
@@ -229,6 +251,31 @@ static void end_message(walker *w, const state *s, unsigned r, unsigned q) {
     w->take(w, &next);
 }
 
+/* The peer's next message says that it has nothing. False: it is of a later call, and stays. */
+static bool read_nothing(walker *w, const state *s, unsigned r, unsigned q) {
+    const rank *me = &s->ranks[r];
+    state next;
+    begin_move(w, s, &next, "takes in what it is told by", r, q);
+    peer *p = &next.ranks[r].of[q];
+    const slot *from = slot_of(w->m, &next, q, r, p->ring.consumed + 1);
+    epw_descriptor own = descriptor_of(w->m, s, r, me->calls);
+    epw_descriptor before = descriptor_of(w->m, s, r, me->calls - 1);
+    check(w, !from->torn, "a slot is read while it is written");
+    memcpy(&p->ring.message, &from->message, sizeof p->ring.message);
+    epw_found found = epw_nothing_found(&p->ring, me->calls, &own, &before, p->in > 0);
+    check(w, found != EPW_FOUND_NONSENSE, "a correct message is judged faulty");
+    check(w, found != EPW_FOUND_ANOTHER || w->m->astray,
+          "ranks that make the same call are reported to differ");
+    check(w, found != EPW_FOUND_OURS || from->epoch == epoch_of(me),
+          "a message of another epoch is taken in");
+    if (found == EPW_FOUND_LATER) return false;
+    if (found == EPW_FOUND_OURS) epw_ring_consume(&p->ring);
+    p->ring.message = (epw_message){0};
+    if (found == EPW_FOUND_ANOTHER) end_by_mismatch(w->m, &next, r, true);
+    w->take(w, &next);
+    return true;
+}
+
 /* The peer's next message is not expected in this call. */
 static void peek(walker *w, const state *s, unsigned r, unsigned q) {
     state next;
@@ -246,6 +293,10 @@ static void peek(walker *w, const state *s, unsigned r, unsigned q) {
 
 static void read_moves(walker *w, const state *s, unsigned r, unsigned q) {
     const peer *p = &s->ranks[r].of[q];
+    if (p->hand == IDLE && epw_ring_may_read(&p->ring)) {
+        const slot *from = &s->pairs[q][r].slots[p->ring.consumed % w->m->slots];
+        if (from->message.carry == EPW_CARRY_NOTHING && read_nothing(w, s, r, q)) return;
+    }
     if (w->m->peeks && p->hand == IDLE && p->in == 0 && epw_ring_may_read(&p->ring)) peek(w, s, r, q);
     if (p->hand == IDLE && p->in > 0 && epw_ring_may_read(&p->ring)) open_message(w, s, r, q);
     if (p->hand == READING) end_message(w, s, r, q);
@@ -283,6 +334,7 @@ static void begin_call(walker *w, const state *s, unsigned r) {
         if (q == r || !present(p)) continue;
         p->out = gives(w->m, &next, r, r, q) ? w->m->messages : 0;
         p->in = gives(w->m, &next, r, q, r) ? w->m->messages : 0;
+        p->tells = count_of(w->m, &next, r, me->calls) == 0;
     }
     w->take(w, &next);
 }

@@ -33,6 +33,8 @@ typedef struct model {
     bool peeks;     /* a waiting rank looks for messages that it does not expect */
     bool astray;    /* the last rank calls something else once, in the first epoch: the last call with another
                        count, or the first one with another root */
+    bool empties;   /* there are calls without elements, of which ranks tell each other: the one that only the
+                       last rank makes; if there is none, the second call of all */
 } model;
 
 typedef struct slot {
@@ -55,6 +57,7 @@ typedef struct peer {
     uint32_t gone;
     epw_ring ring;
     unsigned out, in; /* messages to go and to come, of the call that runs */
+    bool tells;       /* nothing goes to the peer, which is to be told so */
     hand hand;        /* the access of this rank to a slot */
     unsigned lent;    /* READING: the contents of the peer's memory when it was read */
 } peer;
@@ -90,14 +93,20 @@ static inline unsigned root_of(const model *m, const state *s, unsigned r, uint3
     return m->ranks - (is_astray(m, s, r, call) ? 2 : 1);
 }
 
+/* The elements that `r` calls for. */
+static inline uint64_t count_of(const model *m, const state *s, unsigned r, uint32_t call) {
+    bool another = m->shape != TO_ROOTS && is_astray(m, s, r, call);
+    bool none = m->empties && (m->astray ? another : call == 2);
+    return none ? 0 : another ? 9 : 8;
+}
+
 /* What `r` calls as number `call` of its epoch; nothing before the first call. */
 static inline epw_descriptor descriptor_of(const model *m, const state *s, unsigned r, uint32_t call) {
     if (call == 0) return (epw_descriptor){0};
-    bool another_count = m->shape != TO_ROOTS && is_astray(m, s, r, call);
     return (epw_descriptor){.kind = EPW_GATHER,
                             .type = EPW_TYPE_I32,
                             .peer = root_of(m, s, r, call),
-                            .count = another_count ? 9 : 8};
+                            .count = count_of(m, s, r, call)};
 }
 
 static inline epw_sight sight_of(const state *s, unsigned source, unsigned owner, uint64_t word) {
@@ -112,7 +121,8 @@ static inline bool lends(const model *m, unsigned r) {
 /* Whether the current call of `r` has a flow between two ranks, according to `r`. */
 static inline bool gives(const model *m, const state *s, unsigned r, unsigned from, unsigned to) {
     unsigned root = root_of(m, s, r, s->ranks[r].calls);
-    return from != to && (m->shape == ALL || root == (m->shape == FROM_ROOT ? from : to));
+    return from != to && count_of(m, s, r, s->ranks[r].calls) > 0 &&
+           (m->shape == ALL || root == (m->shape == FROM_ROOT ? from : to));
 }
 
 #endif
