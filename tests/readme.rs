@@ -294,7 +294,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ),
     (
         "(for t in same \"same --processes\" stress \"stress --processes\" \"stress --ranks 2\" \"stress --ranks 1\" mix \"mix --ranks 1\" failure \
-         \"failure --large\" \"failure --ranks 2\" overlap paths moves trouble direct limits wide wire comms comm_shapes comm_losses comm_failure subsets replaced_comm registered copies prefill \
+         \"failure --large\" \"failure --ranks 2\" overlap paths moves trouble direct limits wide wide_comms wire comms comm_shapes comm_losses comm_failure subsets replaced_comm registered copies prefill \
          prefill_paths prefill_counts prefill_scales prefill_stress prefill_tokens prefill_failure prefill_errors prefill_overlap; do build/test_$t || [ $? = 77 ] || exit 1 done)",
         "needs GPUs; step cuda_kernels builds all of these programs",
     ),

@@ -62,6 +62,27 @@ static void limits_of_gpus_are_named(void) {
     CHECK_OK(epw_plan_make(&config, &plan));
 }
 
+static void limits_of_prefill_on_gpus_are_named(void) {
+    epw_prefill_sizes sizes = EPW_PREFILL_SIZES_INIT;
+    epw_prefill_config config = EPW_PREFILL_CONFIG_INIT;
+    config.ep = config_of(0);
+    config.ep.ranks = config.ep.experts = 256;
+    CHECK_OK(epw_prefill_plan(&config, &sizes));
+    config.ep.ranks = config.ep.experts = 257;
+    CHECK(epw_prefill_plan(&config, &sizes) == EPW_ERR_LIMIT);
+    CHECK(error_has("ranks is 257, must be at most 256 on GPUs"));
+    config.ep.device = EPW_DEVICE_HOST;
+    CHECK_OK(epw_prefill_plan(&config, &sizes));
+    config.ep = config_of(0);
+    config.ep.experts = 8192;
+    CHECK_OK(epw_prefill_plan(&config, &sizes));
+    config.ep.experts += config.ep.ranks;
+    CHECK(epw_prefill_plan(&config, &sizes) == EPW_ERR_LIMIT);
+    CHECK(error_has("must be at most 8192 on GPUs"));
+    config.ep.device = EPW_DEVICE_HOST;
+    CHECK_OK(epw_prefill_plan(&config, &sizes));
+}
+
 /* Creating the buffer fails, and leaves nothing behind. */
 static void refused(int32_t device, const char *text) {
     epw_config config = config_of(device);
@@ -103,6 +124,7 @@ static int a_buffer_on_a_gpu_says_what_is_missing(void) {
 int main(void) {
     a_plan_needs_no_gpu();
     limits_of_gpus_are_named();
+    limits_of_prefill_on_gpus_are_named();
     int all = a_buffer_on_a_gpu_says_what_is_missing();
     int result = check_result("cuda");
     return result == 0 && !all ? 77 : result; /* 77: skipped, for the reason printed above */

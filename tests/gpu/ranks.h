@@ -10,7 +10,7 @@
 
 #include <sys/types.h>
 
-enum { RANKS_LIMIT = 8 };
+enum { RANKS_LIMIT = 24 };
 
 typedef struct rank_links {
     uint32_t rank, ranks, gpus;

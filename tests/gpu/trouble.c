@@ -1112,6 +1112,30 @@ static void free_holder(holder *h) {
     *h = (holder){NULL};
 }
 
+/* No kind takes more SMs than the GPU has, or fewer than one for each lane. */
+static void sms_that_no_gpu_has(uint32_t all) {
+    for (uint32_t kind = 0; kind < HOLDERS; kind++) {
+        holder none;
+        char words[96];
+        epw_status status = make_holder(&none, kind, 0, all + 1);
+        snprintf(words, sizeof words, "sms is %u, ", all + 1);
+        REQUIRE(status == EPW_ERR_LIMIT && strstr(epw_last_error(), words) != NULL, "%s, status %d: %s",
+                holder_names[kind], status, epw_last_error());
+        snprintf(words, sizeof words, kind == COMMUNICATOR ? "%u SMs" : ", %u]", all);
+        REQUIRE(strstr(epw_last_error(), words) != NULL || (kind == COMMUNICATOR && all >= 64),
+                "'%s' does not say '%s'", epw_last_error(), words);
+    }
+    epw_config config = config_of(1, 1000 * MS);
+    epw_buffer *buffer = NULL;
+    config.device = 0;
+    config.lanes = 2;
+    config.sms = 1;
+    epw_status status = epw_buffer_create(&config, &buffer);
+    REQUIRE(status == EPW_ERR_LIMIT && strstr(epw_last_error(), "sms is 1, must be in [2, ") != NULL,
+            "status %d: %s", status, epw_last_error());
+    REQUIRE(buffer == NULL, "a buffer that was refused");
+}
+
 /* One of each kind have all SMs. Another one of any kind is refused, and told who has them; when one of them
  * is gone, another one fits that takes as many. */
 static void overbooked(uint32_t gpus) {
@@ -1119,6 +1143,7 @@ static void overbooked(uint32_t gpus) {
     int all = 0;
     holder held[HOLDERS], more;
     REQUIRE_CUDA(cudaDeviceGetAttribute(&all, cudaDevAttrMultiProcessorCount, 0));
+    sms_that_no_gpu_has((uint32_t)all);
     const uint32_t sms[HOLDERS] = {2, (uint32_t)all - 5, 3};
     for (uint32_t i = 0; i < HOLDERS; i++) REQUIRE_OK(make_holder(&held[i], i, i, sms[i]));
     for (uint32_t kind = 0; kind < HOLDERS; kind++) {
