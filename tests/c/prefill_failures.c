@@ -272,6 +272,45 @@ static void a_rank_that_gives_up_takes_part_again(uint32_t ring, uint32_t polls,
     end_workers(&g);
 }
 
+/* Whether anything was incomplete since the last such question; asked again at once, nothing was. */
+static bool had_fault(const worker *w) {
+    uint32_t faulted = 2, again = 2;
+    CHECK_OK(epw_prefill_take_fault(w->prefill, &faulted));
+    CHECK_OK(epw_prefill_take_fault(w->prefill, &again));
+    CHECK_MSG(faulted < 2 && again == 0, "faulted is %u, then %u", faulted, again);
+    return faulted == 1;
+}
+
+/* The others know from the start that the victim does not come, then continue without it. */
+static void what_is_incomplete_is_a_fault_once(void) {
+    epw_prefill_config config = config_for(8);
+    config.ep.deadline_ns = 20000 * MS;
+    prefills g = make_prefills(&config);
+    epw_mask victim = {{UINT64_C(1) << VICTIM}}, others = first_ranks(ALL);
+    others.bits[0] &= ~victim.bits[0];
+    begin_workers(&g, 0, false, false);
+    for (uint32_t r = 0; r < ALL; r++)
+        if (r != VICTIM) CHECK_OK(epw_prefill_revoke(g.of[r], &victim));
+    for (uint32_t epoch = 1; epoch <= 2; epoch++) {
+        pthread_t threads[ALL];
+        for (uint32_t r = 0; r < ALL; r++) {
+            if (r == VICTIM) continue;
+            if (epoch == 2) CHECK_OK(epw_prefill_set_active(g.of[r], &others, epoch, 0));
+            CHECK_MSG(!had_fault(&workers[r]), "rank %u before epoch %u", r, epoch);
+        }
+        for (uint32_t r = 0; r < ALL; r++)
+            if (r != VICTIM) CHECK(pthread_create(&threads[r], NULL, calm, &workers[r]) == 0);
+        for (uint32_t r = 0; r < ALL; r++) {
+            if (r == VICTIM) continue;
+            pthread_join(threads[r], NULL);
+            CHECK(workers[r].complete[0] == (epoch == 2) && workers[r].complete[1] == (epoch == 2));
+        }
+        for (uint32_t r = 0; r < ALL; r++)
+            if (r != VICTIM) CHECK_MSG(had_fault(&workers[r]) == (epoch == 1), "rank %u, epoch %u", r, epoch);
+    }
+    end_workers(&g);
+}
+
 /* ---- processes ---- */
 
 /* Shared by the processes: blobs, and the progress of each. */
@@ -363,6 +402,7 @@ static void a_process_that_fails_is_given_up(int trouble_signal, uint32_t ring, 
 }
 
 int main(void) {
+    what_is_incomplete_is_a_fault_once();
     static const uint32_t rings[] = {1, 2, 8};
     for (uint32_t i = 0; i < 24; i++) {
         uint32_t ring = rings[i % 3], polls = i / 6 * 3 + i % 2;
