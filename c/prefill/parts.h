@@ -206,6 +206,9 @@ uint32_t epw_prefill_queue_depth(const epw_prefill_config *config, const epw_pre
 
 /* ---- routing.c ---- */
 
+/* What a routing takes for so many tokens of this rank, beside the rows that it receives. */
+uint64_t epw_routing_own_bytes(const epw_prefill_layout *l, uint64_t tokens);
+
 /* Makes room for a dispatch of this many tokens. */
 epw_status epw_routing_take(epw_routing *r, uint32_t tokens, epw_where where);
 

@@ -122,11 +122,12 @@ epw_status epw_prefill_lay_out(const char *op, const epw_prefill_config *config,
     l->answers = l->rows + rings * l->slot_bytes;
     uint64_t end = l->answers + rings * l->answer_bytes;
     if (end > MAX_WINDOW_BYTES) {
-        return epw_fail(
-            EPW_ERR_LIMIT, where,
-            "the window would take %.1f TiB, more than 64: lower ring_tokens %u, hidden %u or lanes "
-            "%u",
-            (double)end / (double)(UINT64_C(1) << 40), l->slots, c->hidden, c->lanes);
+        return epw_fail(EPW_ERR_LIMIT, where,
+                        "the window would take %.1f TiB, more than 64: lower ring_tokens %u, hidden %u, "
+                        "opaque_bytes %u or "
+                        "lanes %u",
+                        (double)end / (double)(UINT64_C(1) << 40), l->slots, c->hidden, c->opaque_bytes,
+                        c->lanes);
     }
     l->window_bytes = epw_align(end, PAGE);
     if (sizes == NULL) return EPW_OK;
@@ -136,7 +137,6 @@ epw_status epw_prefill_lay_out(const char *op, const epw_prefill_config *config,
                         sizeof *sizes);
     }
     uint32_t answers = c->topk < local ? c->topk : local;
-    uint32_t wide = c->topk < c->ranks ? c->topk : c->ranks;
     *sizes = (epw_prefill_sizes){
         .size = sizeof *sizes,
         .local_experts = local,
@@ -151,9 +151,7 @@ epw_status epw_prefill_lay_out(const char *op, const epw_prefill_config *config,
         .combine_bytes = rings * l->answer_bytes,
         .window_bytes = l->window_bytes,
         .private_bytes = private_bytes(c, l),
-        .routing_bytes =
-            c->max_tokens * (5 * (uint64_t)c->topk + wide) * sizeof(uint32_t) +
-            ((uint64_t)c->ranks * (3 * local + 5) + c->experts + 2 * local + 2) * sizeof(uint32_t),
+        .routing_bytes = epw_routing_own_bytes(l, c->max_tokens),
         .routing_row_bytes = 2 * sizeof(uint32_t) + c->topk * sizeof(epw_row_place),
     };
     plan_queues(config, l, sizes);

@@ -15,8 +15,8 @@ static uint32_t *take(unsigned char *arena, uint64_t *used, uint64_t count) {
     return at;
 }
 
-static uint64_t carve_own(epw_routing *r, uint64_t tokens, unsigned char *arena) {
-    const epw_prefill_layout *l = &r->of->layout;
+static uint64_t carve_own(epw_routing *r, const epw_prefill_layout *l, uint64_t tokens,
+                          unsigned char *arena) {
     uint64_t used = 0, entries = tokens * l->topk, ranks = l->ranks, local = l->local_experts;
     r->ids = (int32_t *)take(arena, &used, entries);
     r->weights = (float *)(void *)take(arena, &used, entries);
@@ -55,16 +55,20 @@ epw_status epw_routing_check_epoch(const epw_routing *r, const epw_prefill_lane 
                     now);
 }
 
+uint64_t epw_routing_own_bytes(const epw_prefill_layout *l, uint64_t tokens) {
+    epw_routing sized;
+    return carve_own(&sized, l, tokens, NULL);
+}
+
 epw_status epw_routing_take(epw_routing *r, uint32_t tokens, epw_where where) {
     if (r->own != NULL && tokens <= r->token_room) return EPW_OK;
-    epw_routing sized = {.of = r->of};
-    void *arena = calloc(1, carve_own(&sized, tokens, NULL));
+    void *arena = calloc(1, epw_routing_own_bytes(&r->of->layout, tokens));
     if (arena == NULL)
         return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for the routing of %u tokens", tokens);
     free(r->own);
     r->own = arena;
     r->token_room = tokens;
-    carve_own(r, tokens, arena);
+    carve_own(r, &r->of->layout, tokens, arena);
     r->made = false; /* the former contents are gone */
     return EPW_OK;
 }

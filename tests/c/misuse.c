@@ -50,6 +50,13 @@ static void plan_names_field_and_limit(void) {
     epw_plan plan = EPW_PLAN_INIT;
     config.deadline_ns = MS - 1;
     REFUSED(epw_plan_make(&config, &plan), EPW_ERR_LIMIT, "plan", 0, -1, "deadline is 999999 ns");
+    config = config_of(0, 1024);
+    config.ordered = config.zero_copy = 0;
+    config.experts = 1024;
+    config.max_tokens = 65536;
+    config.opaque_bytes = 1 << 30;
+    REFUSED(epw_plan_make(&config, &plan), EPW_ERR_LIMIT, "plan", 0, -1,
+            "lower max_tokens 65536, hidden 256, opaque_bytes 1073741824 or lanes 2");
 }
 
 /* ---- Calls ---- */
