@@ -111,6 +111,7 @@ CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes) {
 }
 CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t bytes) { return result(cudaMalloc(reinterpret_cast<void **>(out), bytes)); }
 CUresult cuMemFree_v2(CUdeviceptr address) { return result(cudaFree(memory(address))); }
+CUresult cuMemGetInfo_v2(size_t *free, size_t *total) { return result(cudaMemGetInfo(free, total)); }
 CUresult cuMemAllocAsync(CUdeviceptr *out, size_t bytes, CUstream stream) {
     return result(cudaMallocAsync(reinterpret_cast<void **>(out), bytes, stream));
 }

@@ -11,6 +11,7 @@ namespace emulated {
 int device_count();
 int sms_per_device();
 size_t memory_bytes(); // of a GPU
+size_t free_bytes(int device);
 
 // Whether this environment variable is a number above 0.
 bool is_set(const char *name);

@@ -115,6 +115,11 @@ CUresult pop(int *device) {
     return CUDA_SUCCESS;
 }
 
+size_t free_bytes(int device) {
+    const std::lock_guard<std::mutex> guard(lock);
+    return memory_bytes() - used[device];
+}
+
 CUresult allocate(size_t bytes, int device, void **out) {
     const size_t whole = whole_pages(bytes);
     if (whole == 0 || whole > memory_bytes()) return whole == 0 ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_OUT_OF_MEMORY;

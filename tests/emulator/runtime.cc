@@ -403,7 +403,8 @@ cudaError_t cudaDeviceSynchronize(void) {
     return cudaSuccess;
 }
 cudaError_t cudaMemGetInfo(size_t *free, size_t *total) {
-    *free = *total = emulated::memory_bytes();
+    *free = emulated::free_bytes(emulated::current_device());
+    *total = emulated::memory_bytes();
     return cudaSuccess;
 }
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *out, const void *) {
