@@ -59,7 +59,8 @@ static const model models[] = {
     {"nothing-leaving", 2, 3, 3, 1, 1, ALL, .peeks = true, .leaves = true, .empties = true},
     {"nothing-one-dies", 2, 2, 2, 2, 1, ALL, .peeks = true, .deaths = true, .empties = true},
     {"astray-with-nothing", 2, 3, 2, 1, 1, ALL, .astray = true, .empties = true},
-    {"astray-with-nothing-lending", 2, 4, 2, 1, 2, ALL, .lends = EVERYBODY, .peeks = true, .astray = true, .empties = true},
+    {"astray-with-nothing-lending", 2, 4, 2, 1, 2, ALL, .lends = EVERYBODY, .peeks = true, .astray = true,
+     .empties = true},
     {"astray-with-nothing-of-three", 3, 2, 1, 1, 1, ALL, .astray = true, .empties = true},
 };
 /* clang-format on */
