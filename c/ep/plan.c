@@ -167,8 +167,7 @@ epw_status epw_plan_layout(const char *op, const epw_config *config, epw_layout 
     if (total > MAX_WINDOW_BYTES) {
         return epw_fail(EPW_ERR_LIMIT, where,
                         "the window would take %.1f TiB, more than 64: lower max_tokens %u, hidden %u, "
-                        "opaque_bytes %u or "
-                        "lanes %u",
+                        "opaque_bytes %u or lanes %u",
                         (double)total / (double)(UINT64_C(1) << 40), config->max_tokens, config->hidden,
                         config->opaque_bytes, config->lanes);
     }

@@ -124,8 +124,7 @@ epw_status epw_prefill_lay_out(const char *op, const epw_prefill_config *config,
     if (end > MAX_WINDOW_BYTES) {
         return epw_fail(EPW_ERR_LIMIT, where,
                         "the window would take %.1f TiB, more than 64: lower ring_tokens %u, hidden %u, "
-                        "opaque_bytes %u or "
-                        "lanes %u",
+                        "opaque_bytes %u or lanes %u",
                         (double)end / (double)(UINT64_C(1) << 40), l->slots, c->hidden, c->opaque_bytes,
                         c->lanes);
     }
