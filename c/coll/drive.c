@@ -251,9 +251,10 @@ static bool look_for_messages(epw_comm *comm, uint64_t now) {
     return more;
 }
 
-/* Whether messages have arrived in a ring from which the current collective expects none. */
+/* Whether messages have arrived in a ring from which the current collective expects none, also of a peer that
+ * has left since. One whose messages were refused has none any more. */
 static bool has_unexpected(const epw_comm *comm, const epw_coll_peer *p) {
-    if (!comm->running || p->in.open || p->gone != EPW_CAUSE_NONE) return false;
+    if (!comm->running || p->in.open || p->gone == EPW_CAUSE_FORMAT) return false;
     uint64_t posted =
         epw_word_from(&comm->peers, EPW_CHANNEL_COLLECTIVE, epw_coll_rank(comm, p), EPW_WORD_POSTED);
     return says_more(comm, posted, p->rings[EPW_CHANNEL_COLLECTIVE].seen);
@@ -265,7 +266,6 @@ static bool has_unexpected(const epw_comm *comm, const epw_coll_peer *p) {
 static void look_for_unexpected(epw_comm *comm, uint64_t now) {
     if (!comm->running) return;
     EPW_COMM_OTHERS(p, comm) {
-        if (p->in.open) continue;
         if (has_unexpected(comm, p)) look(comm, p, EPW_CHANNEL_COLLECTIVE, EPW_WORD_POSTED, now);
         epw_flow_check_unexpected(comm, comm->queue, p, now);
     }

@@ -100,7 +100,8 @@ static epw_message header_of(const epw_comm *comm, const epw_op *op, const epw_c
                          .before_count = epw_brief_count(&comm->before)};
 }
 
-/* Writes to a peer that gets nothing what this rank calls. False: the peer has not begun the epoch yet. */
+/* Tells a peer that gets nothing what this rank calls, once it has begun the epoch, if its ring has room.
+ * True: a message was written. */
 static bool write_nothing(epw_comm *comm, const epw_op *op, epw_coll_peer *p) {
     epw_ring *ring = &p->rings[EPW_CHANNEL_COLLECTIVE];
     if (!p->tells || (!p->begun && p->gone == EPW_CAUSE_NONE)) return false;

@@ -69,8 +69,7 @@ enum {
     EPW_CARRY_DONE = 7,    /* point: of offer `address` so many `bytes` have been read; all: it ends */
     EPW_CARRY_MATCHED = 8, /* point: `address` messages, of `bytes` bytes in all, have been received and are
                              no longer kept here */
-    EPW_CARRY_NOTHING =
-        9 /* there are none: the source has nothing for this rank, and says what it has called */
+    EPW_CARRY_NOTHING = 9  /* none: the source has nothing for this rank, and says what it calls */
 };
 
 typedef struct epw_message {

@@ -194,8 +194,8 @@ static void all_reduce(epw_comm *comm, epw_op *op) {
         add_leg(&p->out, shifted(to, own_at), own_bytes, true);
         add_leg(&p->in, shifted(to, own_at), own_bytes, true);
         add_leg(&p->in, shifted(to, at), piece, false);
-        p->out.nothing = p->in.nothing =
-            false; /* ranks without a piece hear of the call from those with one */
+        /* Ranks without a piece hear of the call from those that have one. */
+        p->out.nothing = p->in.nothing = false;
     }
     if (own_bytes > 0) begin_fold(comm, c, own_bytes, shifted(from, own_at), shifted(to, own_at));
 }

@@ -79,7 +79,7 @@ epw_status epw_stream_follow(epw_stream_call *call, const epw_stream_order *orde
 /* Records the event after the call's work; if the call is captured, the other event. */
 void epw_stream_mark(const epw_stream_call *call, epw_stream_order *order);
 
-/* Around the work of an eager call, from before epw_stream_follow to after epw_stream_mark: its stream also
+/* Around the work of an eager call, from after epw_stream_follow to after epw_stream_mark: its stream also
  * waits for the last call of the chain, whatever the order of that one is. No other call of the chain comes
  * between the two. chain NULL: neither does anything. Only after success epw_stream_chain_leave must follow;
  * `order`: that in which the call was marked, NULL if it was not. */

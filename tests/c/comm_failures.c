@@ -747,6 +747,7 @@ typedef struct without {
     comms c;
     uint32_t kind, rank, waiting; /* the one without elements, and a bit for each that waits for it */
     uint64_t count;
+    pthread_barrier_t *left;
 } without;
 
 static void call_without_elements(uint32_t rank, void *context) {
@@ -781,11 +782,41 @@ static void a_rank_without_elements_is_named(void) {
         {EPW_BROADCAST, 2, SMALL, 0}, /* it is told of something that it does not await */
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        without w = {made(3), cases[i].kind, cases[i].rank, cases[i].waiting, cases[i].count};
+        without w = {made(3), cases[i].kind, cases[i].rank, cases[i].waiting, cases[i].count, NULL};
         on_all(3, call_without_elements, &w);
         the_next_epoch_is_exact(&w.c, 2);
         close_comms(&w.c);
     }
+}
+
+/* A root without elements leaves before the others call: they still learn what it has called. */
+static void leave_without_elements(uint32_t rank, void *context) {
+    const without *w = context;
+    static int32_t send[3][COUNT], recv[3][COUNT];
+    if (rank != w->rank) pthread_barrier_wait(w->left);
+    epw_coll op = coll_like(EPW_REDUCE, EPW_TYPE_I32, rank == w->rank ? 0 : w->count, EPW_SUM, w->rank);
+    op.send = send[rank];
+    op.recv = recv[rank];
+    epw_status status = epw_group(w->c.of[rank], &op, 1, NULL, NULL);
+    if (rank == w->rank) {
+        CHECK_OK(status);
+        epw_comm_destroy(w->c.of[rank]);
+        pthread_barrier_wait(w->left);
+        pthread_barrier_wait(w->left);
+    } else {
+        pthread_barrier_wait(w->left);
+        CHECK_MSG(status == EPW_ERR_MISMATCH && strstr(epw_last_error(), "reduce of 0 i32") != NULL,
+                  "rank %u: status %d, '%s'", rank, status, epw_last_error());
+    }
+}
+
+static void a_rank_without_elements_that_left_is_named(void) {
+    pthread_barrier_t left;
+    pthread_barrier_init(&left, NULL, 3);
+    without w = {made(3), EPW_REDUCE, 0, 0, COUNT, &left};
+    on_all(3, leave_without_elements, &w);
+    for (uint32_t r = 1; r < 3; r++) epw_comm_destroy(w.c.of[r]);
+    pthread_barrier_destroy(&left);
 }
 
 /* Calls in which nobody has an element, more of them than a ring has slots: nobody is held up, and all are in
@@ -903,7 +934,8 @@ int main(void) {
         different_calls_are_named_on_every_rank, a_mismatch_ends_what_is_under_way_once,
         a_rank_without_memory_is_missing,        a_receive_ends_though_other_calls_go_on,
         a_dropped_work_is_a_fault_once,          a_rank_that_was_away_gives_nobody_up_at_once,
-        a_rank_without_elements_is_named,        calls_without_elements_hold_nobody_up,
+        a_rank_without_elements_is_named,        a_rank_without_elements_that_left_is_named,
+        calls_without_elements_hold_nobody_up,
     };
     for (size_t i = 0; i < sizeof tests / sizeof tests[0]; i++) {
         slower = times_slower() * times_busier();
